@@ -18,6 +18,7 @@ from trainwright._types import JSONObject
 from trainwright.cli.recipe import early_stopping
 from trainwright.cli.recipe.schema import (
     CHAT_TEMPLATES,
+    METRICS,
     TASKS,
     DataPart,
     ImagePart,
@@ -29,6 +30,8 @@ from trainwright.cli.recipe.schema import (
     names_of,
 )
 from trainwright.cli.recipe.yaml_tree import Path, Tree, parse, scalar
+from trainwright.cli.user_code import is_function_name
+from trainwright.cli.user_code import resolve as resolve_function
 from trainwright.config.arguments import Seq2SeqTrainingArguments, TrainingArguments
 from trainwright.config.deprecated import OLD_NAMES
 from trainwright.config.fields import names_with
@@ -43,7 +46,7 @@ OPTIONAL: dict[str, type] = {
     "lora": LoraPart,
     "launch": LaunchPart,
 }  # optional parts, omitted if the file does not have them
-TOP = ("task", "model", "data", *OPTIONAL, "training")
+TOP = ("task", "model", "data", *OPTIONAL, "metrics", "training")
 NESTED: dict[Path, type] = {("model", "learn_tokenizer"): LearnPart, ("data", "image"): ImagePart}
 Problem: TypeAlias = tuple[Path, str]  # path of the entry, and the message
 Found = Iterator[Problem]
@@ -162,7 +165,9 @@ def _read(
         for name in OPTIONAL
         if name in value and value[name] is None
     ]
-    made = Recipe(task=task, **parts, training=training, early_stopping=stopping)
+    metrics, wrong_metrics = _read_metrics(value.get("metrics"), base)
+    problems += wrong_metrics
+    made = Recipe(task=task, **parts, metrics=metrics, training=training, early_stopping=stopping)
     found = [*_contradictions(made), *(_contradictions_of_task(made) if task in TASKS else ())]
     problems += _problems_of_values(made)
     problems += [one for one in found if not _may_follow(one[0], wrong)]
@@ -212,7 +217,7 @@ def known_paths() -> list[str]:
     """Returns every name that a file may have, with its parents."""
     nested = [f"{'.'.join(path)}.{name}" for path, kind in NESTED.items() for name in names_of(kind)]
     inner = [f"{part}.{name}" for part, kind in (PARTS | OPTIONAL).items() for name in names_of(kind)]
-    return ["task", *inner, *nested, *(f"training.{name}" for name in training_names(generates=True))]
+    return ["task", "metrics", *inner, *nested, *(f"training.{name}" for name in training_names(generates=True))]
 
 
 def _problem_of_name(path: Path) -> str | None:
@@ -332,6 +337,12 @@ def _resolve(data: JSONObject, model: JSONObject, training: JSONObject, base: Fi
         if not FilePath(data["chat_template"]).is_file():
             said = f"{named!r} is neither a file nor one of {', '.join(CHAT_TEMPLATES)}."
             yield ("data", "chat_template"), f"data.chat_template: {said}{did_you_mean(named, CHAT_TEMPLATES)}"
+    if data.get("map") is not None:
+        if is_function_name(data["map"]):
+            data["map"] = resolve_function(data["map"], base)
+        else:
+            said = f"{data['map']!r} is neither module:function nor file.py:function."
+            yield ("data", "map"), f"data.map: {said}"
     if data.get("sources") is not None:
         data["sources"] = [dict(one) if isinstance(one, dict) else one for one in data["sources"]]
         yield from _resolve_sources(data["sources"], training, base)
@@ -349,6 +360,18 @@ def _resolve(data: JSONObject, model: JSONObject, training: JSONObject, base: Fi
                 except PlaceError as error:
                     yield ("data", name), f"data.{name}: {error}"
     training.update(resolved_training(training, base, task))
+
+
+def _read_metrics(value: object, base: FilePath) -> tuple[tuple[str, ...], list[Problem]]:
+    """Returns the metrics that a file names, and the problems with them."""
+    named = [value] if isinstance(value, str) else value if value is not None else []
+    if not isinstance(named, list) or not all(isinstance(one, str) for one in named):
+        return (), [(("metrics",), f"metrics: {value!r} is not a name, or a list of names.")]
+    wrong = [one for one in named if one not in METRICS and not is_function_name(one)]
+    said = f"is neither one of {', '.join(METRICS)}, nor module:function, nor file.py:function."
+    problems: list[Problem] = [(("metrics",), f"metrics: {one!r} {said}{did_you_mean(one, METRICS)}") for one in wrong]
+    right = [one if one in METRICS else resolve_function(one, base) for one in named if one not in wrong]
+    return tuple(dict.fromkeys(right)), problems
 
 
 def _resolve_sources(sources: list[Any], training: JSONObject, base: FilePath) -> Found:
@@ -465,6 +488,12 @@ def _contradictions_of_task(recipe: Recipe) -> Found:
         if role not in roles:
             said = f"{recipe.task} does not use it.{did_you_mean(str(role), roles)} It takes: {', '.join(roles)}."
             yield ("data", "columns", str(role)), f"data.columns.{role}: {said}"
+    for name in recipe.metrics:
+        if name in METRICS and recipe.task not in METRICS[name]:
+            yield ("metrics",), f"metrics: {name} belongs to {', '.join(METRICS[name])}, not to {recipe.task}."
+    if recipe.metrics and spec.generates and not recipe.training.get("predict_with_generate"):
+        said = "metrics compare texts that the model writes. Set training.predict_with_generate: true."
+        yield ("metrics",), f"metrics: {said}"
     yield from _idle(recipe)
 
 

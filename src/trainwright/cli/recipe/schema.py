@@ -11,6 +11,12 @@ from typing import Any
 from trainwright._types import JSONObject
 from trainwright.cli.recipe.early_stopping import EarlyStopping
 
+# Metrics that a file may name, besides functions -> the tasks that have them.
+METRICS = {"rouge": ("seq2seq",)}
+METRICS_HELP = (
+    "Metrics in addition to those of the task: rouge (seq2seq), module:function of an installed module, or "
+    "file.py:function beside the file; the function takes an EvalPrediction and returns name -> number."
+)
 FORMATS = ("csv", "tsv", "json", "jsonl", "parquet", "text", "conll", "images")
 DTYPES = ("float32", "bfloat16", "float16")
 # Our chat templates (cli/tasks/chat_templates), and the tokens that they use.
@@ -101,6 +107,9 @@ class DataPart:
     encoding: str | None = entry(None, "Encoding of text files, as latin-1 (null: UTF-8, or detected).")
     sample_by: str = entry("line", "text: unit of a sample.", choices=("line", "paragraph", "document"))
     pattern: str | None = entry(None, "text: regular expression; its named groups are columns.")
+    map: str | None = entry(
+        None, "Function of a row (a dict) that returns the row to use, or None to leave it out: file.py:function."
+    )
     columns: JSONObject = entry({}, "Role in the task -> name of the column.")
     where: JSONObject = entry({}, "Use only rows with these values in their columns.")
     labels: list[Any] | dict[Any, Any] | None = entry(None, "Labels in order, or value -> label (null: found ones).")
@@ -214,6 +223,7 @@ class Recipe:
     lora: LoraPart | None = None
     launch: LaunchPart | None = None
     training: JSONObject  # arguments of TrainingArguments, as given
+    metrics: tuple[str, ...] = ()  # names of METRICS, and of functions
     early_stopping: EarlyStopping | None = None  # entries of `training` that are no arguments
 
     @property

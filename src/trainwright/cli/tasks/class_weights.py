@@ -52,8 +52,8 @@ def find_weighted_loss(material: TaskSource, labels: Labels, role: str) -> Weigh
     missing = [name for number, name in enumerate(labels.names) if not counts[number]]
     if missing:
         material.wrong(
-            f"the label {missing[0]} has no training row, so it cannot be balanced. Remove it from data.labels, or list "
-            "the weights.",
+            f"the label {missing[0]} has no training row, so it cannot be balanced. Remove it from data.labels, or "
+            "list the weights.",
             "data",
             "class_weights",
         )

@@ -17,9 +17,11 @@ from trainwright._types import JSONObject, json_value
 from trainwright.cli.tasks.applied import Applied, arguments_of
 from trainwright.cli.tasks.chat import rendered_prompt
 from trainwright.cli.tasks.conversations import ConversationError, find_shape
+from trainwright.cli.tasks.mapped_rows import map_row
 from trainwright.cli.tasks.models import load_config, load_model, max_length, quiet_transformers
 from trainwright.cli.tasks.source import Row, TaskSource, file_names, format_of, read_rows, texts
 from trainwright.cli.tasks.task_builders import image_processor, image_reader
+from trainwright.cli.user_code import load_function
 from trainwright.errors import DataError, did_you_mean
 from trainwright.hub.access import without_retries
 
@@ -44,27 +46,33 @@ def predict(one: Applied, *, batch_size: int | None = None, max_new_tokens: int 
     Raises:
         DataError: a column is missing, or a row cannot be read.
     """
-    return (
-        {"row": number, **found} for number, (_, found) in enumerate(predict_rows(one, batch_size, max_new_tokens), 1)
-    )
+    return ({"row": number, **found} for number, _, found in _predict_numbered(one, batch_size, max_new_tokens))
 
 
 def predict_rows(one: Applied, batch_size: int | None, max_new_tokens: int) -> Iterator[tuple[Row, JSONObject]]:
     """Yields each row and its prediction, as `predict` does."""
+    return ((row, found) for _, row, found in _predict_numbered(one, batch_size, max_new_tokens))
+
+
+def _predict_numbered(
+    one: Applied, batch_size: int | None, max_new_tokens: int
+) -> Iterator[tuple[int, Row, JSONObject]]:
+    """Yields the number of each row in the files, the row, and its prediction."""
     args = arguments_of(one)
     material = TaskSource(one.recipe, one.tree, [], [])
     size = batch_size or args.per_device_eval_batch_size
-    rows = _rows(material)
+    rows = _numbered_rows(material)
     first = next(rows, None)
     if first is None:
         raise DataError("There are no rows to predict.")
-    _check_columns(material, first)
+    _check_columns(material, first[1])
     with quiet_transformers(), without_retries():
         work = _Predictor(material, torch.device(args.device), max_new_tokens=max_new_tokens)
     every = _chain(first, rows)
     while batch := list(islice(every, size)):
         with torch.no_grad():
-            yield from zip(batch, work.by_task(batch), strict=True)
+            found = work.by_task([row for _, row in batch])
+        yield from ((number, row, made) for (number, row), made in zip(batch, found, strict=True))
 
 
 def write_table(file: IO[str], found: Iterable[tuple[Row, JSONObject]]) -> int:
@@ -99,6 +107,20 @@ def _rows(material: TaskSource) -> Iterator[Row]:
         yield from rows if has_columns else _as_inputs(rows, material)
 
 
+def _numbered_rows(material: TaskSource) -> Iterator[tuple[int, Row]]:
+    """Yields the rows with their numbers in the files, from 1; those that `data.map` leaves out have no prediction."""
+    named = material.recipe.data.map
+    numbered = enumerate(_rows(material), 1)
+    if named is None:
+        yield from numbered
+        return
+    function = load_function(named, entry="data.map")
+    for number, row in numbered:
+        mapped = map_row(function, row, f"row {number}")
+        if mapped is not None:
+            yield number, mapped
+
+
 def _as_inputs(rows: Iterable[Row], material: TaskSource) -> Iterator[Row]:
     """Yields lines of text, which have no column, as rows with the column that the model reads.
 
@@ -115,7 +137,7 @@ def _as_inputs(rows: Iterable[Row], material: TaskSource) -> Iterator[Row]:
         yield {material.recipe.column(role): row["text"]}
 
 
-def _chain(first: Row, others: Iterable[Row]) -> Iterator[Row]:
+def _chain(first: tuple[int, Row], others: Iterable[tuple[int, Row]]) -> Iterator[tuple[int, Row]]:
     yield first
     yield from others
 

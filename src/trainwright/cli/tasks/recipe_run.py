@@ -395,6 +395,7 @@ def plain(recipe: Recipe) -> JSONObject:
     if any(one.get("share") is not None for one in recipe.data.sources or ()):
         del training["mixture"]  # made from these shares when the file is read
     others = {name: _set(part) for name in OPTIONAL if (part := getattr(recipe, name)) is not None}
+    others |= {"metrics": list(recipe.metrics)} if recipe.metrics else {}
     return {"task": recipe.task, "model": _set(recipe.model), "data": _set(recipe.data), **others, "training": training}
 
 

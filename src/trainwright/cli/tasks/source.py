@@ -22,6 +22,8 @@ from trainwright.cli.recipe.schema import DataPart, Recipe
 from trainwright.cli.recipe.yaml_tree import Tree
 from trainwright.cli.tasks import findings, hold_out
 from trainwright.cli.tasks.conversations import Shape, find_shape
+from trainwright.cli.tasks.mapped_rows import map_dataset, map_rows
+from trainwright.cli.user_code import load_function
 from trainwright.data.identity import SampleId, as_hex, fingerprint
 from trainwright.data.row_names import ONE_SOURCE, row_names
 from trainwright.errors import DataError, MissingPackageError, RecipeError, did_you_mean, needs_package
@@ -148,6 +150,8 @@ def load(recipe: Recipe, tree: Tree, found: list[Finding] | None = None) -> Task
             held = None if recipe.data.eval is None else _of_files(material, recipe.data.eval, names, source="eval")
     except (DataError, MissingPackageError) as error:
         material.wrong(str(error), "data", "train" if recipe.data.dataset is None else "dataset")
+    train = _map(material, "train", train)
+    held = None if held is None else _map(material, "eval", held)
     train = _used(material, "train", train)
     held = None if held is None else _used(material, "eval", held)
     wrong = [finding for finding in material.found if finding.severity == "error"]
@@ -184,6 +188,33 @@ def problems_of_data(recipe: Recipe, tree: Tree) -> list[tuple[tuple[str, ...], 
     except RecipeError as error:
         return list(error.entries)
     return []
+
+
+def _map(material: TaskSource, part: str, rows: Rows) -> Rows:
+    """Returns the rows after `data.map`; adds a finding with the number of those that it leaves out."""
+    named = material.recipe.data.map
+    if named is None or len(rows) == 0:
+        return rows
+    function = load_function(named, entry="data.map")
+    try:
+        if hasattr(rows, "column_names"):
+            mapped = map_dataset(function, rows, material.names(rows))
+        else:
+            mapped = [FileRow(row, name) for row, name in map_rows(function, rows)]
+    except DataError as error:
+        material.tree.refuse([(("data", "map"), str(error))])
+        raise
+    left_out = len(rows) - len(mapped)
+    if left_out:
+        material.found.append(
+            Finding(
+                "note",
+                f"{counted(left_out, 'row')} of {part} left out by {named} (data.map).",
+                check="map",
+                entry="data.map",
+            )
+        )
+    return mapped
 
 
 def _used(material: TaskSource, part: str, rows: Rows) -> Rows:

@@ -246,7 +246,7 @@ def seq2seq(material: TaskSource, args: TrainingArguments) -> TaskObjects:
         labels = tokenizer(text_target=texts(columns[target]), truncation=True, max_length=target_length)["input_ids"]
         return {**{name: found[name] for name in ("input_ids", "attention_mask")}, "labels": labels}
 
-    scores = task_metrics.exact_match(tokenizer) if cast(Seq2SeqTrainingArguments, args).predict_with_generate else None
+    scores = task_metrics.exact_match if cast(Seq2SeqTrainingArguments, args).predict_with_generate else None
     about = f"{len(tokenizer)} tokens in the vocabulary"
     objects = text_objects(material, config, tokenizer, encode, compute_metrics=scores, about=about)
     return replace(objects, data_collator=DataCollatorForSeq2Seq(tokenizer, model=objects.model))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from transformers import PreTrainedTokenizerBase
+
 from trainwright.cli.recipe.schema import Recipe
-from trainwright.cli.tasks import task_builders
+from trainwright.cli.tasks import task_builders, task_metrics
 from trainwright.cli.tasks.models import quiet_transformers
 from trainwright.cli.tasks.source import TaskSource
 from trainwright.cli.tasks.task_objects import TaskObjects
@@ -19,8 +22,19 @@ if TYPE_CHECKING:
 def make_objects(material: TaskSource, args: TrainingArguments) -> TaskObjects:
     """Loads the model of a task and encodes its rows; RecipeError if they do not fit."""
     build: Callable[..., TaskObjects] = getattr(task_builders, material.recipe.task.replace("-", "_"))
+    further = task_metrics.find_metrics(material.recipe.metrics)
     with quiet_transformers():
-        return build(material, args)
+        parts = build(material, args)
+    own = [] if parts.compute_metrics is None else [parts.compute_metrics]
+    scorer = task_metrics.join_scorers([*own, *further])
+    writes = material.recipe.spec.generates and scorer is not None
+    if writes and isinstance(parts.processing_class, PreTrainedTokenizerBase):
+        scorer = task_metrics.with_texts(parts.processing_class, scorer)
+    preprocess = parts.preprocess_logits
+    if not own and further and not writes:
+        # Logits of all tokens would not fit into memory.
+        preprocess = task_metrics.best_guess
+    return replace(parts, compute_metrics=scorer, preprocess_logits=preprocess)
 
 
 def make_task_trainer(recipe: Recipe, args: TrainingArguments, parts: TaskObjects, **data_and_model: Any) -> Trainer:
