@@ -26,6 +26,7 @@ from trainwright.cli.recipe.schema import (
     LearnPart,
     LoraPart,
     ModelPart,
+    PreferencePart,
     Recipe,
     names_of,
 )
@@ -44,6 +45,7 @@ from trainwright.support.door import read_settings
 PARTS: dict[str, type] = {"model": ModelPart, "data": DataPart}
 OPTIONAL: dict[str, type] = {
     "lora": LoraPart,
+    "preference": PreferencePart,
     "launch": LaunchPart,
 }  # optional parts, omitted if the file does not have them
 TOP = ("task", "model", "data", *OPTIONAL, "metrics", "training")
@@ -160,6 +162,9 @@ def _read(
     problems += _resolve(data, model, training, base, task)
     parts = {"model": _made(ModelPart, model, ("model",)), "data": _made(DataPart, data, ("data",))}
     parts |= {name: _made(kind, value[name] or {}, (name,)) for name, kind in OPTIONAL.items() if name in value}
+    if "preference" in parts:
+        parts["preference"], wrong_reference = _with_place(parts["preference"], base)
+        problems += wrong_reference
     problems += [
         ((name,), f"{name} is empty. Write `{name}: {{}}` for its defaults, or leave it out for none.")
         for name in OPTIONAL
@@ -362,6 +367,16 @@ def _resolve(data: JSONObject, model: JSONObject, training: JSONObject, base: Fi
     training.update(resolved_training(training, base, task))
 
 
+def _with_place(part: PreferencePart, base: FilePath) -> tuple[PreferencePart, list[Problem]]:
+    """Returns the part with an absolute path of its reference, and the problem with it."""
+    if part.reference is None:
+        return part, []
+    try:
+        return dataclasses.replace(part, reference=model_place(part.reference, base)), []
+    except PlaceError as error:
+        return part, [(("preference", "reference"), f"preference.reference: {error}")]
+
+
 def _read_metrics(value: object, base: FilePath) -> tuple[tuple[str, ...], list[Problem]]:
     """Returns the metrics that a file names, and the problems with them."""
     named = [value] if isinstance(value, str) else value if value is not None else []
@@ -488,6 +503,12 @@ def _contradictions_of_task(recipe: Recipe) -> Found:
         if role not in roles:
             said = f"{recipe.task} does not use it.{did_you_mean(str(role), roles)} It takes: {', '.join(roles)}."
             yield ("data", "columns", str(role)), f"data.columns.{role}: {said}"
+    if recipe.preference is not None and recipe.task != "preference":
+        yield ("preference",), f"preference has no effect in {recipe.task}. Remove it, or set task: preference."
+    if spec.is_paired and recipe.metrics:
+        yield ("metrics",), f"metrics have no effect in {recipe.task}: TRL's trainers have their own."
+    if spec.is_paired and data.sources:
+        yield ("data", "sources"), f"data.sources has no effect in {recipe.task}. Name the files in data.train."
     for name in recipe.metrics:
         if name in METRICS and recipe.task not in METRICS[name]:
             yield ("metrics",), f"metrics: {name} belongs to {', '.join(METRICS[name])}, not to {recipe.task}."

@@ -18,6 +18,7 @@ METRICS_HELP = (
     "file.py:function beside the file; the function takes an EvalPrediction and returns name -> number."
 )
 FORMATS = ("csv", "tsv", "json", "jsonl", "parquet", "text", "conll", "images")
+PAIR_FORMS = ("text", "messages")
 DTYPES = ("float32", "bfloat16", "float16")
 # Our chat templates (cli/tasks/chat_templates), and the tokens that they use.
 CHAT_TEMPLATES = {
@@ -71,6 +72,20 @@ class LoraPart:
     modules_to_save: list[str] | None = entry(None, "Layers that are trained whole (a new head is by itself).")
     use_dora: bool = entry(False, "Split weights into size and direction (DoRA).")
     use_rslora: bool = entry(False, "Divide alpha by the root of r (rsLoRA).")
+
+
+# Losses of TRL's DPOTrainer that are a mean over pairs.
+PAIR_LOSSES = ("sigmoid", "hinge", "ipo", "robust", "exo_pair", "nca_pair", "sppo_hard", "apo_zero", "apo_down")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferencePart:
+    """Settings of the task preference, which are those of TRL's DPOConfig."""
+
+    beta: float = entry(0.1, "How much the model keeps to the reference; higher: more.", low=0)
+    loss_type: str = entry("sigmoid", "Loss of a pair; sigmoid is DPO's.", choices=PAIR_LOSSES)
+    label_smoothing: float = entry(0.0, "robust, exo_pair: share of pairs expected to be the wrong way round.", low=0)
+    reference: str | None = entry(None, "Model that the answers are compared with (null: the model before training).")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +143,10 @@ class DataPart:
     max_target_length: int | None = entry(None, "seq2seq: the same for targets (null: as max_length).", low=2)
     mask_share: float = entry(0.15, "masked-lm: share of the tokens that are hidden.", low=0)
     chat_template: str | None = entry(
-        None, "chat: chatml, llama3, gemma, mistral, plain, or a .jinja file (null: the tokenizer's)."
+        None, "chat and pairs: chatml, llama3, gemma, mistral, plain, or a .jinja file (null: the tokenizer's)."
+    )
+    pairs: str | None = entry(
+        None, "preference, reward: form of the answers (null: by the rows; a run writes it down).", choices=PAIR_FORMS
     )
     loss_on: str = entry("answers", "chat: messages that carry loss.", choices=("answers", "all"))
     system: str | None = entry(None, "chat: first message of conversations that have no system message.")
@@ -143,6 +161,7 @@ class TaskSpec:
     model_class: str  # class of transformers that loads the model
     needs: tuple[str, ...]  # roles that must have a column
     takes: tuple[str, ...] = ()  # roles that may have a column
+    is_paired: bool = False  # whether a sample is a pair of answers, trained by TRL's trainers
     generates: bool = False  # whether evaluation writes text, so that generation settings apply
     adapter: str | None = None  # peft's name for the task
     only: tuple[str, ...] = ()  # entries of `data` that have an effect in this task but not in all tasks
@@ -196,6 +215,24 @@ TASKS: dict[str, TaskSpec] = {
         only=("max_length", "chat_template", "loss_on", "system"),
         training={"loss_kernel": "auto"},
     ),
+    "preference": TaskSpec(
+        title="prefer one answer to another (DPO)",
+        model_class="AutoModelForCausalLM",
+        adapter="CAUSAL_LM",
+        needs=("chosen", "rejected"),
+        takes=("prompt",),
+        only=("max_length", "chat_template", "pairs"),
+        is_paired=True,
+    ),
+    "reward": TaskSpec(
+        title="score an answer, learned from pairs",
+        model_class="AutoModelForSequenceClassification",
+        adapter="SEQ_CLS",
+        needs=("chosen", "rejected"),
+        takes=("prompt", "text"),
+        only=("max_length", "chat_template", "pairs"),
+        is_paired=True,
+    ),
     "image-classification": TaskSpec(
         title="one label for an image",
         model_class="AutoModelForImageClassification",
@@ -221,6 +258,7 @@ class Recipe:
     model: ModelPart
     data: DataPart
     lora: LoraPart | None = None
+    preference: PreferencePart | None = None
     launch: LaunchPart | None = None
     training: JSONObject  # arguments of TrainingArguments, as given
     metrics: tuple[str, ...] = ()  # names of METRICS, and of functions

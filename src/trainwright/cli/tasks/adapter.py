@@ -58,14 +58,30 @@ def quantized(bits: str | None) -> JSONObject:
 def with_adapter(model: nn.Module, material: TaskSource) -> nn.Module:
     """Puts the adapter of the recipe on a model; only it, and a new head, are trained."""
     with needs_package(NEEDS_PEFT):
-        from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+        from peft import get_peft_model, prepare_model_for_kbit_training
+    config = make_lora_config(model, material)
+    if getattr(model, "is_quantized", False):
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)  # type: ignore[no-untyped-call]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # warnings of transformers about files read by peft
+            adapted: nn.Module = get_peft_model(model, config)
+    except ValueError as error:
+        material.wrong(f"no adapter can be made: {first_line(error)}", "lora", "target_modules")
+    return adapted
+
+
+def make_lora_config(model: nn.Module, material: TaskSource) -> Any:
+    """Returns the configuration of peft for the adapter of the recipe."""
+    with needs_package(NEEDS_PEFT):
+        from peft import LoraConfig
     part = material.recipe.lora
     assert part is not None
     targets: str | list[str] = part.target_modules
     parameters: list[str] = []
     if targets == ALL_LINEAR and model_facts.expert_layers(model):
         targets, parameters = find_targets(model)
-    config = LoraConfig(
+    return LoraConfig(
         r=part.r,
         lora_alpha=part.alpha,
         lora_dropout=part.dropout,
@@ -76,15 +92,6 @@ def with_adapter(model: nn.Module, material: TaskSource) -> nn.Module:
         use_rslora=part.use_rslora,
         task_type=material.recipe.spec.adapter,
     )
-    if getattr(model, "is_quantized", False):
-        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)  # type: ignore[no-untyped-call]
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # warnings of transformers about files read by peft
-            adapted: nn.Module = get_peft_model(model, config)
-    except ValueError as error:
-        material.wrong(f"no adapter can be made: {first_line(error)}", "lora", "target_modules")
-    return adapted
 
 
 def find_targets(model: nn.Module) -> tuple[list[str], list[str]]:

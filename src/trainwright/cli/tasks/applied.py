@@ -243,6 +243,10 @@ def _point(tree: Tree, data: Path, place: Path, *, output_dir: Path) -> None:
     if any(suffix in SUFFIXES for suffix in data.suffixes) or data.is_dir():
         value["data"].pop("format", None)
     value["training"] = {name: entry for name, entry in training.items() if name in KEPT_SETTINGS}
+    if value["task"] == "preference":
+        part: JSONObject = dict(value.get("preference") or {})
+        before = (value.get("model") or {}).get("path")
+        value["preference"] = {"reference": before, **part}
     value["model"] = {}
     for name in ("lora", "launch"):
         value.pop(name, None)
@@ -266,6 +270,6 @@ def _labels(place: Path) -> list[str]:
 
 def arguments_of(one: Applied) -> TrainingArguments:
     """Returns the arguments of an evaluation."""
-    from trainwright.cli.recipe.recipe_reader import arguments_class
+    from trainwright.cli.tasks.task_trainer import make_arguments
 
-    return arguments_class(generates=one.recipe.spec.generates)(**one.recipe.training)
+    return make_arguments(one.recipe, one.recipe.training)

@@ -61,7 +61,10 @@ def evaluate(one: Applied, *, num_hardest: int = 10) -> Evaluation:
     names = list(config.id2label.values()) if one.recipe.task in OF_LABELS else []
     if num_hardest == 0:
         return Evaluation(task=one.recipe.task, num_samples=len(parts.train), metrics=metrics, labels=names)
-    losses, confusion, guesses = _second_pass(trainer, num_labels=len(names))
+    if one.recipe.spec.is_paired:
+        losses, confusion, guesses = _losses_of_pairs(trainer), np.zeros((0, 0), dtype=np.int64), []
+    else:
+        losses, confusion, guesses = _second_pass(trainer, num_labels=len(names))
     hardest = []
     for place in np.argsort(-losses, kind="stable")[:num_hardest].tolist():
         name = parts.train.origin.names[place]
@@ -115,6 +118,14 @@ def _second_pass(trainer: Any, *, num_labels: int) -> tuple[np.ndarray[Any, Any]
                 confusion[right, guess] += 1
             guesses += [(right, guess) for right, guess in pairs] if labels.ndim == 1 else []
     return np.nan_to_num(np.asarray(losses), nan=np.inf), confusion, guesses
+
+
+def _losses_of_pairs(trainer: Any) -> np.ndarray[Any, Any]:
+    trainer.model.eval()
+    losses: list[float] = []
+    for batch in trainer.get_eval_dataloader():
+        losses += trainer.pair_losses(trainer._prepare_inputs(batch)).tolist()
+    return np.nan_to_num(np.asarray(losses), nan=np.inf)
 
 
 def losses_of_samples(logits: torch.Tensor, labels: torch.Tensor, *, shifts: bool) -> torch.Tensor:

@@ -37,7 +37,7 @@ from torch import nn
 from trainwright._types import IGNORE_INDEX, TRAINER_STATE_NAME, JSONObject, counted
 from trainwright.capabilities.averages.saved import read_average
 from trainwright.checkpoint.weights import KEPT
-from trainwright.cli.recipe.recipe_reader import arguments_class, checked, read_tree
+from trainwright.cli.recipe.recipe_reader import checked, read_tree
 from trainwright.cli.recipe.schema import Recipe
 from trainwright.cli.recipe.yaml_tree import Tree
 from trainwright.cli.tasks.applied import guess_task, recipe_at, recipe_file
@@ -67,7 +67,7 @@ from trainwright.cli.tasks.export_weights import (
 from trainwright.cli.tasks.opened import load_whole, open_trained
 from trainwright.cli.tasks.source import TaskSource, load
 from trainwright.cli.tasks.task_objects import TaskObjects
-from trainwright.cli.tasks.task_trainer import make_evaluator
+from trainwright.cli.tasks.task_trainer import make_arguments, make_evaluator
 from trainwright.cli.tasks.trained_tokens import GENERATION_NAME, find_generation
 from trainwright.data.seeding import set_seed
 from trainwright.errors import ArgumentError, CheckpointError, DataError, RecipeError
@@ -592,7 +592,7 @@ class _Evaluated:
     def make(cls, material: TaskSource) -> _Evaluated:
         """Encodes the rows with the tokenizer of a model, and evaluates the model on them."""
         recipe = material.recipe
-        args = arguments_class(generates=recipe.spec.generates)(**recipe.training)
+        args = make_arguments(recipe, recipe.training)
         parts, trainer = make_evaluator(material, args)
         # A masked model hides the same words in both evaluations.
         set_seed(args.seed)

@@ -16,9 +16,10 @@ import torch
 from trainwright._types import JSONObject, json_value
 from trainwright.cli.tasks.applied import Applied, arguments_of
 from trainwright.cli.tasks.chat import rendered_prompt
-from trainwright.cli.tasks.conversations import ConversationError, find_shape
+from trainwright.cli.tasks.conversations import ConversationError, find_shape, read_messages
 from trainwright.cli.tasks.mapped_rows import map_row
 from trainwright.cli.tasks.models import load_config, load_model, max_length, quiet_transformers
+from trainwright.cli.tasks.pairs import score_inputs
 from trainwright.cli.tasks.source import Row, TaskSource, file_names, format_of, read_rows, texts
 from trainwright.cli.tasks.task_builders import image_processor, image_reader
 from trainwright.cli.user_code import load_function
@@ -27,6 +28,7 @@ from trainwright.hub.access import without_retries
 
 Predict: TypeAlias = Callable[[list[Row]], list[JSONObject]]
 Loaded: TypeAlias = Any  # a model or tokenizer of transformers: each class has its own methods
+PAIR = ("chosen", "rejected")
 MARKS = 8  # guesses for a masked word
 PREFIX = "predicted_"  # of a prediction's column in a table
 
@@ -41,7 +43,7 @@ def predict(one: Applied, *, batch_size: int | None = None, max_new_tokens: int 
 
     Returns:
         For each row `row` (from 1) and by task `label`, `score` and `scores`; `value`; `tags` and `scores`; `text`;
-        `answer`.
+        `answer`; `score`, or `chosen`, `rejected` and `margin`.
 
     Raises:
         DataError: a column is missing, or a row cannot be read.
@@ -133,6 +135,7 @@ def _as_inputs(rows: Iterable[Row], material: TaskSource) -> Iterator[Row]:
             yield {material.recipe.column(role): [{"role": "user", "content": row["text"]}]}
         return
     role = next((role for role in material.recipe.spec.needs if role in ("text", "source")), "text")
+    role = "prompt" if material.recipe.task == "preference" else role
     for row in rows:
         yield {material.recipe.column(role): row["text"]}
 
@@ -146,6 +149,10 @@ def _check_columns(material: TaskSource, row: Row) -> None:
     """Raises DataError if a column of inputs is missing; labels are not needed."""
     recipe = material.recipe
     inputs = [role for role in recipe.spec.needs if role in ("text", "words", "source", "image")]
+    if recipe.task == "preference":
+        inputs = ["prompt"]
+    if recipe.task == "reward" and recipe.column("chosen") not in row:
+        inputs = ["text"]
     inputs += [role for role in recipe.spec.takes if role == "text_pair" and material.has(role)]
     for role in inputs:
         name = recipe.column(role)
@@ -180,6 +187,42 @@ class _Predictor:
             if self._tokenizer.pad_token_id is None:
                 self._tokenizer.pad_token = self._tokenizer.eos_token
         self.by_task: Predict = getattr(self, f"_{task.replace('-', '_')}")
+
+    def _preference(self, rows: list[Row]) -> list[JSONObject]:
+        cells = self._cells(rows, "prompt")
+        if self._material.recipe.data.pairs != "messages":
+            return [{"answer": text} for text in self._generated(texts(cells), specials=True)]
+        try:
+            prompts = [rendered_prompt(self._tokenizer, read_messages(cell, "user")) for cell in cells]
+        except ConversationError as error:
+            raise DataError(f"A row cannot be read as a conversation: {error}.") from None
+        return [{"answer": text} for text in self._generated(prompts, specials=False)]
+
+    def _reward(self, rows: list[Row]) -> list[JSONObject]:
+        recipe = self._material.recipe
+        render = score_inputs(self._tokenizer, recipe)
+        if recipe.column("chosen") not in rows[0]:
+            scores = self._scores([render(row, "text") for row in rows])
+            return [{"score": score} for score in scores]
+        found = []
+        pairs = zip(*(self._scores([render(row, role) for row in rows]) for role in PAIR), strict=True)
+        for chosen, rejected in pairs:
+            found.append({"chosen": chosen, "rejected": rejected, "margin": chosen - rejected})
+        return found
+
+    def _scores(self, given: list[str]) -> list[float]:
+        """Returns the scores of texts that have their special tokens already, as the texts of a template have."""
+        inputs = self._tokenizer(
+            given,
+            add_special_tokens=self._material.recipe.data.pairs != "messages",
+            truncation=True,
+            max_length=self._length,
+            padding=True,
+            return_tensors="pt",
+        )
+        inputs.pop("token_type_ids", None)
+        scores: list[float] = self._logits(inputs).squeeze(-1).tolist()
+        return scores
 
     def _cells(self, rows: list[Row], role: str) -> list[Any]:
         name = self._material.recipe.column(role)

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright._types import PREFIX_CHECKPOINT_DIR, RECIPE_NAME, TRAINER_STATE_NAME, JSONObject, counted, write_text
 from trainwright.checkpoint.store import CheckpointStore
-from trainwright.cli.recipe.recipe_reader import OPTIONAL, arguments_class, checked, read_tree
+from trainwright.cli.recipe.recipe_reader import OPTIONAL, checked, read_tree
 from trainwright.cli.recipe.schema import Recipe
 from trainwright.cli.recipe.yaml_tree import Tree, dump
-from trainwright.cli.tasks import findings
+from trainwright.cli.tasks import findings, pair_trainers
 from trainwright.cli.tasks.adapter import (
     NEEDS_PEFT,
     described,
@@ -30,8 +30,14 @@ from trainwright.cli.tasks.adapter import (
 )
 from trainwright.cli.tasks.class_weights import WeightedLoss, describe_weights
 from trainwright.cli.tasks.models import remove_learned
+from trainwright.cli.tasks.pair_trainers import find_form
 from trainwright.cli.tasks.source import TaskSource, digest_rows, load
-from trainwright.cli.tasks.task_trainer import make_objects, make_task_trainer
+from trainwright.cli.tasks.task_trainer import (
+    make_arguments,
+    make_objects,
+    make_task_trainer,
+    make_trainer_of_pairs,
+)
 from trainwright.config.arguments import TrainingArguments
 from trainwright.errors import ArgumentError, CheckpointError, RecipeError, TrainwrightError
 from trainwright.hub.access import model_problem, without_retries
@@ -73,9 +79,9 @@ def make_trainer(recipe: Recipe, tree: Tree, say: Say, *, found: list[Finding] |
 
     # Where the original's numbers are asked for, the task changes none.
     of_task = {} if "reproduce" in recipe.training else recipe.spec.training
-    args = arguments_class(generates=recipe.spec.generates)(**{**of_task, **recipe.training})
-    _refuse_what_cannot_be_downloaded(recipe, tree)
     _refuse_what_cannot_be_installed(recipe, tree)
+    args = make_arguments(recipe, {**of_task, **recipe.training})
+    _refuse_what_cannot_be_downloaded(recipe, tree)
     try:
         make_output_dir(str(args.output_dir))  # before data are read and a tokenizer is learned into it
     except OSError as error:
@@ -103,11 +109,18 @@ def make_trainer(recipe: Recipe, tree: Tree, say: Say, *, found: list[Finding] |
     log_often_enough(args, recipe, len(parts.train))
     model = parts.model
     say("model", f"{type(model).__name__} of {count_text(num)} parameters, {weights}")
-    if recipe.lora is not None:
+    if recipe.lora is not None and not recipe.spec.is_paired:
         model = with_adapter(parts.model, material)
+    if recipe.spec.is_paired:
+        trainer = make_trainer_of_pairs(material, args, parts)
+        model = trainer.model
+    else:
+        trainer = make_task_trainer(
+            recipe, args, parts, model=model, train_dataset=parts.train, eval_dataset=parts.eval
+        )
+    if recipe.lora is not None:
         trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         say("lora", f"{count_text(trained)} parameters are trained: {described(recipe.lora)}")
-    trainer = make_task_trainer(recipe, args, parts, model=model, train_dataset=parts.train, eval_dataset=parts.eval)
     if recipe.early_stopping is not None:
         from trainwright.callbacks.flow import EarlyStoppingCallback
 
@@ -161,6 +174,8 @@ def _refuse_what_cannot_be_installed(recipe: Recipe, tree: Tree) -> None:
     bits = recipe.model.quantization
     if bits is not None and (problem := find_quantization_problem(bits)) is not None:
         problems.append((("model", "quantization"), f"model.quantization: {problem}"))
+    if (missing := pair_trainers.find_problem(recipe)) is not None:
+        problems.append((("task",), missing))
     if recipe.lora is not None and find_spec("peft") is None:
         problems.append((("lora",), NEEDS_PEFT))
     tree.refuse(problems)
@@ -228,6 +243,9 @@ def run(recipe: Recipe, tree: Tree, say: Say) -> JSONObject:
     """
     trainer = make_trainer(recipe, tree, say)
     args = trainer.args
+    if recipe.spec.is_paired:
+        # Later commands have other rows to read, or none.
+        recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, pairs=find_form(trainer)))
     kept = Path(args.output_dir) / RECIPE_NAME
     before = read_settings(kept) if args.should_save and kept.is_file() else None
     saved = CheckpointStore(args.output_dir).steps()

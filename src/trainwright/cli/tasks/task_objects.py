@@ -40,6 +40,8 @@ class TaskObjects:
     compute_metrics: Callable[..., dict[str, float]] | None = None
     preprocess_logits: Callable[..., object] | None = None
     compute_loss: WeightedLoss | None = None  # in place of the model's own
+    pairs: str | None = None  # form of pairs: text or messages
+    reference: nn.Module | None = None  # of the task preference; None for the model before training
     about: str = ""  # short text for the console
 
 
