@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from trainwright.cli.recipe.recipe_reader import checked, read_tree
 from trainwright.cli.tasks import pair_trainers
+from trainwright.cli.tasks.source import load
 
 from .._support.subprocesses import run_python
 from .commands import call, done, start
@@ -165,16 +167,15 @@ def test_pairs_that_are_flipped_are_found_by_the_ledger_and_put_into_quarantine(
     path = write(tmp_path, place, text, rows)
     done("train", str(path), "--ledger", "true")
     found = json.loads(done("ledger", str(tmp_path / "run"), "top", "-n", "3", "--json"))
-    assert sorted(row["name"] for row in found["rows"]) == sorted(f"pairs.jsonl:{number + 1}" for number in flipped)
-    assert all("say" in row["text"] for row in found["rows"])
+    assert sorted(row["name"] for row in found) == sorted(f"pairs.jsonl:{number + 1}" for number in flipped)
+    assert all("say" in row["text"] for row in found)
     other = tmp_path / "second"
     done("ledger", str(tmp_path / "run"), "top", "-n", "3", "--quarantine", str(other))
-    shown = done("train", str(path), "--output_dir", str(other), "--ledger", "true")
-    assert "quarantine" in shown
+    done("train", str(path), "--output_dir", str(other), "--ledger", "true")
     again = json.loads(done("ledger", str(other), "top", "-n", "40", "--json"))
-    assert len(again["rows"]) == 29
-    losses = [row["loss"] for row in again["rows"]]
-    assert max(losses) < found["rows"][-1]["loss"]
+    assert len(again) == 29
+    losses = [row["mean_loss"] for row in again]
+    assert max(losses) < found[-1]["mean_loss"]
 
 
 def test_messages_are_written_by_the_template(place: Path, tmp_path: Path) -> None:
@@ -263,6 +264,15 @@ def test_pairs_of_equal_answers_are_a_warning(place: Path, tmp_path: Path) -> No
     rows = [*ROWS, {"prompt": "say red", "chosen": " red", "rejected": " red"}]
     shown = done("train", str(write(tmp_path, place, RECIPE, rows)), "--dry-run")
     assert "both answers are equal in 1 pair of train, which teach nothing" in " ".join(shown.split())
+
+
+def test_pairs_with_one_prompt_are_held_out_together(place: Path, tmp_path: Path) -> None:
+    path = write(tmp_path, place, RECIPE.replace("eval: some.jsonl", "eval_share: 0.3"))
+    recipe = checked(read_tree(path), tmp_path)
+    material = load(recipe, read_tree(path))
+    prompts = [{row["prompt"] for row in rows} for rows in (material.train, material.eval)]
+    assert len(material.eval) == 8
+    assert not prompts[0] & prompts[1]
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ _STOPPING = Elsewhere(
 )
 _PREFERENCES = Elsewhere(
     script="Preference training is in TRL, and its trainers run on Trainwright: see docs/libraries.md.",
-    file="Preference training is in TRL, and its trainers run on Trainwright in a script: see docs/libraries.md.",
+    file="Did you mean `task: preference` or `task: reward`? TRL's other trainers run in a script: docs/libraries.md.",
 )
 _CHAT = Elsewhere(
     script="Tokenize conversations with the tokenizer's chat template; a configuration file has `task: chat`.",

@@ -80,7 +80,8 @@ def _find_settings(training: JSONObject) -> JSONObject:
 
 def find_problems(training: JSONObject) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yields the problems of the entries, in a `training` as the file has it."""
-    patience, threshold = training.get(PATIENCE), training.get(THRESHOLD)
+    patience = training.get(PATIENCE)
+    threshold = training.get(THRESHOLD)
     if patience is not None and (isinstance(patience, bool) or not isinstance(patience, int) or patience < 1):
         yield ("training", PATIENCE), f"training.{PATIENCE}: {patience!r} is not a whole number of at least 1."
     if threshold is not None:

@@ -515,6 +515,10 @@ def _contradictions_of_task(recipe: Recipe) -> Found:
     if recipe.metrics and spec.generates and not recipe.training.get("predict_with_generate"):
         said = "metrics compare texts that the model writes. Set training.predict_with_generate: true."
         yield ("metrics",), f"metrics: {said}"
+    for role, name in data.columns.items():
+        if isinstance(name, list) and not (role == "label" and spec.takes_lists):
+            said = "only the label of a classification may have several columns."
+            yield ("data", "columns", str(role)), f"data.columns.{role}: {said}"
     yield from _idle(recipe)
 
 

@@ -17,6 +17,7 @@ METRICS_HELP = (
     "Metrics in addition to those of the task: rouge (seq2seq), module:function of an installed module, or "
     "file.py:function beside the file; the function takes an EvalPrediction and returns name -> number."
 )
+JOINT = " + "  # between the names of columns that are read as one
 FORMATS = ("csv", "tsv", "json", "jsonl", "parquet", "text", "conll", "images")
 PAIR_FORMS = ("text", "messages")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -161,6 +162,7 @@ class TaskSpec:
     model_class: str  # class of transformers that loads the model
     needs: tuple[str, ...]  # roles that must have a column
     takes: tuple[str, ...] = ()  # roles that may have a column
+    takes_lists: bool = False  # whether a row may have several labels
     is_paired: bool = False  # whether a sample is a pair of answers, trained by TRL's trainers
     generates: bool = False  # whether evaluation writes text, so that generation settings apply
     adapter: str | None = None  # peft's name for the task
@@ -176,6 +178,7 @@ TASKS: dict[str, TaskSpec] = {
         needs=("text", "label"),
         takes=("text_pair",),
         only=("class_weights", "labels", "max_length"),
+        takes_lists=True,
     ),
     "token-classification": TaskSpec(
         title="a tag for each word",
@@ -238,6 +241,7 @@ TASKS: dict[str, TaskSpec] = {
         model_class="AutoModelForImageClassification",
         needs=("image", "label"),
         only=("class_weights", "labels", "image"),
+        takes_lists=True,
     ),
     "regression": TaskSpec(
         title="a number for a text",
@@ -271,7 +275,8 @@ class Recipe:
 
     def column(self, role: str) -> str:
         """Returns the column for a role of the task; by default the column with that name."""
-        return str(self.data.columns.get(role, role))
+        name = self.data.columns.get(role, role)
+        return JOINT.join(map(str, name)) if isinstance(name, list) else str(name)
 
 
 def names_of(kind: type) -> list[str]:

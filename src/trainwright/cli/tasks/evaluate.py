@@ -11,6 +11,7 @@ from torch import nn
 
 from trainwright._types import IGNORE_INDEX, JSONObject
 from trainwright.cli.tasks.applied import Applied, arguments_of
+from trainwright.cli.tasks.multi_label import PROBLEM_TYPE
 from trainwright.cli.tasks.source import Row, TaskSource, load
 from trainwright.cli.tasks.task_trainer import make_evaluator
 from trainwright.errors import RecipeError
@@ -64,7 +65,9 @@ def evaluate(one: Applied, *, num_hardest: int = 10) -> Evaluation:
     if one.recipe.spec.is_paired:
         losses, confusion, guesses = _losses_of_pairs(trainer), np.zeros((0, 0), dtype=np.int64), []
     else:
-        losses, confusion, guesses = _second_pass(trainer, num_labels=len(names))
+        # Rows with several labels have no single place in a matrix.
+        num_classes = 0 if config.problem_type == PROBLEM_TYPE else len(names)
+        losses, confusion, guesses = _second_pass(trainer, num_labels=num_classes)
     hardest = []
     for place in np.argsort(-losses, kind="stable")[:num_hardest].tolist():
         name = parts.train.origin.names[place]
@@ -78,7 +81,7 @@ def evaluate(one: Applied, *, num_hardest: int = 10) -> Evaluation:
         num_samples=len(parts.train),
         metrics=metrics,
         labels=names,
-        confusion=confusion.tolist() if names else [],
+        confusion=confusion.tolist(),
         hardest=hardest,
     )
 
@@ -133,13 +136,15 @@ def losses_of_samples(logits: torch.Tensor, labels: torch.Tensor, *, shifts: boo
 
     Args:
         logits: (batch, labels), (batch, tokens, labels), or (batch, 1) of numbers.
-        labels: (batch) or (batch, tokens); `IGNORE_INDEX` does not count.
+        labels: (batch), (batch, tokens), or (batch, labels) of 0 and 1; `IGNORE_INDEX` does not count.
         shifts: the label of a token is the next token.
 
     Returns:
         Shape (batch), fp32; 0 for a sample without a label.
     """
     logits = logits.float()
+    if labels.is_floating_point() and labels.ndim == 2:
+        return nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="none").mean(dim=1)
     if labels.is_floating_point():
         return (logits.squeeze(-1) - labels) ** 2
     if labels.ndim == 1:

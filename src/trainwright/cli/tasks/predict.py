@@ -19,6 +19,7 @@ from trainwright.cli.tasks.chat import rendered_prompt
 from trainwright.cli.tasks.conversations import ConversationError, find_shape, read_messages
 from trainwright.cli.tasks.mapped_rows import map_row
 from trainwright.cli.tasks.models import load_config, load_model, max_length, quiet_transformers
+from trainwright.cli.tasks.multi_label import PROBLEM_TYPE
 from trainwright.cli.tasks.pairs import score_inputs
 from trainwright.cli.tasks.source import Row, TaskSource, file_names, format_of, read_rows, texts
 from trainwright.cli.tasks.task_builders import image_processor, image_reader
@@ -29,6 +30,7 @@ from trainwright.hub.access import without_retries
 Predict: TypeAlias = Callable[[list[Row]], list[JSONObject]]
 Loaded: TypeAlias = Any  # a model or tokenizer of transformers: each class has its own methods
 PAIR = ("chosen", "rejected")
+LEAST_SCORE = 0.5  # of a label, where a row may have several
 MARKS = 8  # guesses for a masked word
 PREFIX = "predicted_"  # of a prediction's column in a table
 
@@ -42,8 +44,8 @@ def predict(one: Applied, *, batch_size: int | None = None, max_new_tokens: int 
         max_new_tokens: maximum length of a generated text.
 
     Returns:
-        For each row `row` (from 1) and by task `label`, `score` and `scores`; `value`; `tags` and `scores`; `text`;
-        `answer`; `score`, or `chosen`, `rejected` and `margin`.
+        For each row `row` (from 1) and by task `label` or `labels`, `score` and `scores`; `value`; `tags` and
+        `scores`; `text`; `answer`; `score`, or `chosen`, `rejected` and `margin`.
 
     Raises:
         DataError: a column is missing, or a row cannot be read.
@@ -178,6 +180,7 @@ class _Predictor:
         model: Loaded = load_model(material, config)
         self._model: Loaded = model.to(device).eval()
         self._names: dict[int, str] = config.id2label
+        self._has_sets = config.problem_type == PROBLEM_TYPE
         if task == "image-classification":
             self._read_image = image_reader(material, image_processor(material), config)
         else:
@@ -242,6 +245,12 @@ class _Predictor:
 
     def _labelled(self, logits: torch.Tensor) -> list[JSONObject]:
         found = []
+        if self._has_sets:
+            for scores in logits.sigmoid().tolist():
+                named = {self._names[number]: round(score, 6) for number, score in enumerate(scores)}
+                chosen = [name for name, score in named.items() if score > LEAST_SCORE]
+                found.append({"labels": chosen, "scores": named})
+            return found
         for scores in logits.softmax(dim=-1).tolist():
             named = {self._names[number]: round(score, 6) for number, score in enumerate(scores)}
             label = max(named, key=named.__getitem__)

@@ -29,6 +29,22 @@ def accuracy_and_f1(prediction: EvalPrediction) -> Scores:
     return {"accuracy": float(np.mean(guessed == labels)), "f1": float(np.mean(scores))}
 
 
+def of_label_sets(prediction: EvalPrediction) -> Scores:
+    """Computes F1 over all labels together and as a mean over labels, and the share of rows with all labels right.
+
+    A label that is neither there nor predicted counts 0 in the mean, as in scikit-learn.
+    """
+    guessed = np.asarray(prediction.predictions) > 0
+    labels = np.asarray(prediction.label_ids) > 0
+    hits = np.sum(guessed & labels, axis=0)
+    sizes = np.sum(guessed, axis=0) + np.sum(labels, axis=0)
+    return {
+        "f1_micro": float(2 * hits.sum() / max(sizes.sum(), 1)),
+        "f1_macro": float(np.mean(2 * hits / np.maximum(sizes, 1))),
+        "subset_accuracy": float(np.mean(np.all(guessed == labels, axis=1))),
+    }
+
+
 def of_numbers(prediction: EvalPrediction) -> Scores:
     """Computes Pearson's correlation (0 if all predictions are equal), and two mean errors."""
     guessed = np.ravel(prediction.predictions).astype(float)
