@@ -145,7 +145,7 @@ def test_rows_of_a_dataset_keep_their_places() -> None:
     assert found.column_names == ["text", "label"]
     assert found._indices.column(0).to_pylist() == [0, 2]
     with pytest.raises(DataError, match="the function returned a int for row 0"):
-        map_dataset(lambda row: 3, rows, names)
+        map_dataset(lambda row: 3, rows, names)  # type: ignore[arg-type, return-value]
 
 
 WRITES = """\
@@ -190,7 +190,8 @@ def test_the_numbers_of_rouge_are_those_of_its_package() -> None:
     from trainwright.cli.tasks.task_metrics import find_rouge
     from trainwright.evaluation.outputs import EvalPrediction
 
-    written, true = ["the cat sat", "dogs ran"], ["a cat sits here", "the dog ran"]
+    written = ["the cat sat", "dogs ran"]
+    true = ["a cat sits here", "the dog ran"]
     found = find_rouge()(EvalPrediction(written, true))
     scorer = rouge_scorer.RougeScorer(["rouge1", "rougeL"], use_stemmer=True)
     wanted = [scorer.score(one, other)["rougeL"].fmeasure for one, other in zip(true, written, strict=True)]

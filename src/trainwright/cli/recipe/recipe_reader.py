@@ -379,7 +379,9 @@ def _with_place(part: PreferencePart, base: FilePath) -> tuple[PreferencePart, l
 
 def _read_metrics(value: object, base: FilePath) -> tuple[tuple[str, ...], list[Problem]]:
     """Returns the metrics that a file names, and the problems with them."""
-    named = [value] if isinstance(value, str) else value if value is not None else []
+    named = [value] if isinstance(value, str) else value
+    if named is None:
+        return (), []
     if not isinstance(named, list) or not all(isinstance(one, str) for one in named):
         return (), [(("metrics",), f"metrics: {value!r} is not a name, or a list of names.")]
     wrong = [one for one in named if one not in METRICS and not is_function_name(one)]

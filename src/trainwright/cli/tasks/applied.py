@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from trainwright._types import RECIPE_NAME, JSONObject
 from trainwright.checkpoint.weights import export_model, weight_files
@@ -142,7 +143,9 @@ def _check_code(tree: Tree) -> None:
     """Refuses functions in files that are named from where the recipe is: beside a model, which may be a stranger's."""
     data = tree.value.get("data")
     metrics = tree.value.get("metrics")
-    named = [(("metrics",), one) for one in (metrics if isinstance(metrics, list) else [metrics])]
+    named: list[tuple[tuple[str, ...], Any]] = [
+        (("metrics",), one) for one in (metrics if isinstance(metrics, list) else [metrics])
+    ]
     named += [(("data", "map"), data.get("map"))] if isinstance(data, dict) else []
     tree.refuse(
         (path, f"{'.'.join(path)}: write {one} as an absolute path. A run's recipe has it so.")

@@ -63,7 +63,9 @@ def evaluate(one: Applied, *, num_hardest: int = 10) -> Evaluation:
     if num_hardest == 0:
         return Evaluation(task=one.recipe.task, num_samples=len(parts.train), metrics=metrics, labels=names)
     if one.recipe.spec.is_paired:
-        losses, confusion, guesses = _losses_of_pairs(trainer), np.zeros((0, 0), dtype=np.int64), []
+        losses = _losses_of_pairs(trainer)
+        confusion: Any = np.zeros((0, 0), dtype=np.int64)
+        guesses: list[tuple[int, int]] = []
     else:
         # Rows with several labels have no single place in a matrix.
         num_classes = 0 if config.problem_type == PROBLEM_TYPE else len(names)
@@ -128,7 +130,8 @@ def _losses_of_pairs(trainer: Any) -> np.ndarray[Any, Any]:
     losses: list[float] = []
     for batch in trainer.get_eval_dataloader():
         losses += trainer.pair_losses(trainer._prepare_inputs(batch)).tolist()
-    return np.nan_to_num(np.asarray(losses), nan=np.inf)
+    found: np.ndarray[Any, Any] = np.nan_to_num(np.asarray(losses), nan=np.inf)
+    return found
 
 
 def losses_of_samples(logits: torch.Tensor, labels: torch.Tensor, *, shifts: bool) -> torch.Tensor:

@@ -7,6 +7,7 @@ the loss of each pair for the ledger.
 from __future__ import annotations
 
 import copy
+import importlib
 import sys
 import warnings
 from collections.abc import Iterator
@@ -107,13 +108,16 @@ def pair_classes(task: str) -> PairClasses:
     from trainwright.trainer import Trainer
 
     with _installed():
-        from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer
-    if not issubclass(DPOTrainer, Trainer):
+        # Any: TRL's methods have no types
+        trl: Any = importlib.import_module("trl")
+        dpo_trainer: Any = trl.DPOTrainer
+        reward_trainer: Any = trl.RewardTrainer
+    if not issubclass(dpo_trainer, Trainer):
         raise ArgumentError(
             "TRL was imported before Trainwright could take its place in it. Call trainwright.compat.install() first."
         )
 
-    class PreferenceTrainer(DPOTrainer):  # type: ignore[misc]
+    class PreferenceTrainer(dpo_trainer):  # type: ignore[misc]
         """TRL's DPOTrainer, with the loss of each pair for the ledger."""
 
         def _send_telemetry(self) -> None:
@@ -134,7 +138,7 @@ def pair_classes(task: str) -> PairClasses:
                 super().compute_loss(self.model, inputs)
             return _dpo_losses(kept, inputs, self.beta)
 
-    class PairRewardTrainer(RewardTrainer):  # type: ignore[misc]
+    class PairRewardTrainer(reward_trainer):  # type: ignore[misc]
         """TRL's RewardTrainer, with the loss of each pair for the ledger."""
 
         def _send_telemetry(self) -> None:
@@ -154,8 +158,8 @@ def pair_classes(task: str) -> PairClasses:
                 return _reward_losses(super().compute_loss(self.model, inputs, True)[1])
 
     if task == "preference":
-        return PairClasses(DPOConfig, PreferenceTrainer)
-    return PairClasses(RewardConfig, PairRewardTrainer)
+        return PairClasses(trl.DPOConfig, PreferenceTrainer)
+    return PairClasses(trl.RewardConfig, PairRewardTrainer)
 
 
 @contextmanager

@@ -412,7 +412,7 @@ def plain(recipe: Recipe) -> JSONObject:
     training |= recipe.early_stopping.to_entries() if recipe.early_stopping is not None else {}
     if any(one.get("share") is not None for one in recipe.data.sources or ()):
         del training["mixture"]  # made from these shares when the file is read
-    others = {name: _set(part) for name in OPTIONAL if (part := getattr(recipe, name)) is not None}
+    others: JSONObject = {name: _set(part) for name in OPTIONAL if (part := getattr(recipe, name)) is not None}
     others |= {"metrics": list(recipe.metrics)} if recipe.metrics else {}
     return {"task": recipe.task, "model": _set(recipe.model), "data": _set(recipe.data), **others, "training": training}
 

@@ -286,7 +286,9 @@ class Images:
     def __getitem__(self, index: int) -> JSONObject:
         row = self._rows[int(index)]
         cell = row[self._label_column]
-        labels = np.float32(self._labels.mark(cell)) if isinstance(cell, list) else self._labels.of(cell)
+        labels = (
+            np.asarray(self._labels.mark(cell), dtype=np.float32) if isinstance(cell, list) else self._labels.of(cell)
+        )
         return {"pixel_values": self._image(row), "labels": labels}
 
 
@@ -295,8 +297,8 @@ def image_classification(material: TaskSource, args: TrainingArguments) -> TaskO
     labels = find_labels(material, "label")
     if material.has_lists:
         _refuse_weights(material)
-    kind = {"problem_type": PROBLEM_TYPE} if material.has_lists else {}
-    config = load_config(material, **labels.for_config, **kind)
+    kind: JSONObject = {"problem_type": PROBLEM_TYPE} if material.has_lists else {}
+    config = load_config(material, None, **labels.for_config, **kind)
     processor = image_processor(material)
     label_column = material.recipe.column("label")
     reader = image_reader(material, processor, config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -137,8 +138,8 @@ def find_rouge() -> Scorer:
         MissingPackageError: the package rouge-score is not installed.
     """
     with needs_package("metrics: rouge needs the package rouge-score: pip install rouge-score"):
-        from rouge_score.rouge_scorer import RougeScorer
-    scorer = RougeScorer(ROUGE, use_stemmer=True)
+        from rouge_score import rouge_scorer
+    scorer: Any = rouge_scorer.RougeScorer(ROUGE, use_stemmer=True)
 
     def scores(prediction: EvalPrediction) -> Scores:
         pairs = zip(prediction.predictions, prediction.label_ids, strict=True)

@@ -32,8 +32,8 @@ def make_objects(material: TaskSource, args: TrainingArguments) -> TaskObjects:
         parts = build(material, args)
     own = [] if parts.compute_metrics is None else [parts.compute_metrics]
     scorer = task_metrics.join_scorers([*own, *further])
-    writes = material.recipe.spec.generates and scorer is not None
-    if writes and isinstance(parts.processing_class, PreTrainedTokenizerBase):
+    writes = material.recipe.spec.generates
+    if writes and scorer is not None and isinstance(parts.processing_class, PreTrainedTokenizerBase):
         scorer = task_metrics.with_texts(parts.processing_class, scorer)
     preprocess = parts.preprocess_logits
     if not own and further and not writes:
