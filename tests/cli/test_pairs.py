@@ -220,6 +220,16 @@ def test_a_trained_preference_is_evaluated_against_the_model_before(place: Path,
     assert len(found["hardest"]) == 8
 
 
+def test_a_merged_adapter_is_exported_and_a_proof_is_refused(place: Path, tmp_path: Path) -> None:
+    done("train", str(write(tmp_path, place, LORA)), "--max_steps", "2")
+    words = ("export", str(tmp_path / "run"), str(tmp_path / "merged"), "--merge")
+    refused = call(*words, "--prove")
+    assert refused.exit_code == 2
+    assert "was trained on pairs (task: preference). Export it without --prove." in " ".join(refused.output.split())
+    done(*words)
+    assert (tmp_path / "merged" / "model.safetensors").is_file()
+
+
 def test_a_reward_scores_pairs_and_single_answers(place: Path, tmp_path: Path) -> None:
     done("train", str(write(tmp_path, place, RECIPE.replace("preference", "reward"))), "--num_train_epochs", "4")
     run = str(tmp_path / "run")

@@ -248,7 +248,8 @@ def _point(tree: Tree, data: Path, place: Path, *, output_dir: Path) -> None:
     value["training"] = {name: entry for name, entry in training.items() if name in KEPT_SETTINGS}
     if value["task"] == "preference":
         part: JSONObject = dict(value.get("preference") or {})
-        before = (value.get("model") or {}).get("path")
+        trained = value.get("model") or {}
+        before = None if trained.get("from_scratch") else trained.get("path")
         value["preference"] = {"reference": before, **part}
     value["model"] = {}
     for name in ("lora", "launch"):

@@ -14,7 +14,7 @@ from trainwright.cli.tasks.applied import Applied, arguments_of
 from trainwright.cli.tasks.multi_label import PROBLEM_TYPE
 from trainwright.cli.tasks.source import Row, TaskSource, load
 from trainwright.cli.tasks.task_trainer import make_evaluator
-from trainwright.errors import RecipeError
+from trainwright.errors import ArgumentError, RecipeError
 from trainwright.support.model_facts import shifts_labels
 
 LONGEST_TEXT = 200
@@ -52,7 +52,14 @@ def evaluate(one: Applied, *, num_hardest: int = 10) -> Evaluation:
 
     Raises:
         RecipeError: the data do not fit the task of the model.
+        ArgumentError: there is no model to compare a preference with.
     """
+    part = one.recipe.preference
+    if one.recipe.task == "preference" and (part is None or part.reference is None):
+        raise ArgumentError(
+            "A preference is evaluated against the model before training, and a model from scratch has none. Name one: "
+            "--set preference.reference=PATH."
+        )
     args = arguments_of(one)
     material = _load_labelled(one)
     parts, trainer = make_evaluator(material, args)

@@ -38,7 +38,7 @@ from trainwright._types import IGNORE_INDEX, TRAINER_STATE_NAME, JSONObject, cou
 from trainwright.capabilities.averages.saved import read_average
 from trainwright.checkpoint.weights import KEPT
 from trainwright.cli.recipe.recipe_reader import checked, read_tree
-from trainwright.cli.recipe.schema import Recipe
+from trainwright.cli.recipe.schema import TASKS, Recipe
 from trainwright.cli.recipe.yaml_tree import Tree
 from trainwright.cli.tasks.applied import guess_task, recipe_at, recipe_file
 from trainwright.cli.tasks.chat import end_tokens
@@ -241,6 +241,12 @@ class _Proof:
             raise ArgumentError(
                 f"{run} has no recipe.yaml, so its rows are unknown. Name a file: --prove data.jsonl (for models that "
                 "write text)."
+            )
+        task = None if file is None else read_tree(file).value.get("task")
+        if task in TASKS and TASKS[task].is_paired:
+            raise ArgumentError(
+                f"--prove compares the outputs for single texts, and {run} was trained on pairs (task: {task}). Export "
+                "it without --prove."
             )
 
     def read_rows(self) -> None:
