@@ -148,6 +148,7 @@ def entries() -> str:
     from trainwright.cli.recipe import schema
 
     parts = {"model": schema.ModelPart, "model.learn_tokenizer": schema.LearnPart, "lora": schema.LoraPart}
+    parts |= {"preference": schema.PreferencePart}
     parts |= {"data": schema.DataPart, "data.image": schema.ImagePart, "launch": schema.LaunchPart}
     found = []
     for name, kind in parts.items():

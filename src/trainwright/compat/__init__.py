@@ -119,6 +119,11 @@ def install() -> Installed:
     return done
 
 
+def is_installed() -> bool:
+    """Returns whether `install()` is in effect."""
+    return _installed is not None
+
+
 def uninstall() -> None:
     """Undoes `install()`; nothing happens without one."""
     if _installed is not None:

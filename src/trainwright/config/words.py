@@ -150,11 +150,11 @@ _PRECISION = Elsewhere(
 )
 _STOPPING = Elsewhere(
     script="Give Trainer callbacks=[EarlyStoppingCallback(early_stopping_patience=3)].",
-    file="Early stopping is a callback of a script: EarlyStoppingCallback(early_stopping_patience=3).",
+    file="Did you mean training.early_stopping_patience?",
 )
 _PREFERENCES = Elsewhere(
     script="Preference training is in TRL, and its trainers run on Trainwright: see docs/libraries.md.",
-    file="Preference training is in TRL, and its trainers run on Trainwright in a script: see docs/libraries.md.",
+    file="Did you mean `task: preference` or `task: reward`? TRL's other trainers run in a script: docs/libraries.md.",
 )
 _CHAT = Elsewhere(
     script="Tokenize conversations with the tokenizer's chat template; a configuration file has `task: chat`.",

@@ -6,8 +6,9 @@ import dataclasses
 from typing import Any, get_args, get_origin, get_type_hints
 
 from trainwright._types import JSONObject
+from trainwright.cli.recipe import early_stopping
 from trainwright.cli.recipe.recipe_reader import NESTED, OPTIONAL, PARTS
-from trainwright.cli.recipe.schema import TASKS
+from trainwright.cli.recipe.schema import METRICS_HELP, TASKS
 from trainwright.cli.recipe.yaml_tree import Path
 from trainwright.config.arguments import Seq2SeqTrainingArguments
 from trainwright.config.deprecated import OLD_NAMES
@@ -28,6 +29,7 @@ def json_schema() -> JSONObject:
     """Returns the JSON schema of a configuration file of any task."""
     parts = {name: _of_part(kind, (name,)) for name, kind in (PARTS | OPTIONAL).items()}
     task = {"description": "What is trained.", "enum": list(TASKS)}
+    metrics = {"description": METRICS_HELP, "type": ["string", "array", "null"], "items": {"type": "string"}}
     source = {"path": {"type": "string"}, "name": {"type": "string"}, "share": {"type": ["number", "string"]}}
     items = {"type": "object", "additionalProperties": False, "required": ["path"], "properties": source}
     parts["data"] |= {"type": ["object", "array"], "items": items}
@@ -40,7 +42,7 @@ def json_schema() -> JSONObject:
         "type": "object",
         "required": ["task", "data"],
         "additionalProperties": False,
-        "properties": {"task": task, **parts, "training": _of_training()},
+        "properties": {"task": task, **parts, "metrics": metrics, "training": _of_training()},
     }
 
 
@@ -72,6 +74,11 @@ def _of_training() -> JSONObject:
             choices = [choice for choice in CHOICES.get(one.name, ()) if choice is not None]
             found = {"examples": choices} if choices else _of_type(hints[one.name], also="string")
             properties[one.name] = {**found, "description": one.metadata.get("help", "")}
+    for name, help in early_stopping.ENTRIES.items():
+        properties[name] = {
+            "type": ["integer" if name == early_stopping.PATIENCE else "number", "null"],
+            "description": help,
+        }
     older = {name: {"deprecated": True} for name in OLD_NAMES if name not in properties}
     about = "Any field of TrainingArguments."
     return {

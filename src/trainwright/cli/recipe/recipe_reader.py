@@ -15,9 +15,11 @@ from pathlib import Path as FilePath
 from typing import Any, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from trainwright._types import JSONObject
+from trainwright.cli.recipe import early_stopping
 from trainwright.cli.recipe.known_models import fill_recipe
 from trainwright.cli.recipe.schema import (
     CHAT_TEMPLATES,
+    METRICS,
     TASKS,
     DataPart,
     ImagePart,
@@ -25,10 +27,13 @@ from trainwright.cli.recipe.schema import (
     LearnPart,
     LoraPart,
     ModelPart,
+    PreferencePart,
     Recipe,
     names_of,
 )
 from trainwright.cli.recipe.yaml_tree import Path, Tree, parse, scalar
+from trainwright.cli.user_code import is_function_name
+from trainwright.cli.user_code import resolve as resolve_function
 from trainwright.config.arguments import Seq2SeqTrainingArguments, TrainingArguments
 from trainwright.config.deprecated import OLD_NAMES
 from trainwright.config.fields import names_with
@@ -41,9 +46,10 @@ from trainwright.support.door import read_settings
 PARTS: dict[str, type] = {"model": ModelPart, "data": DataPart}
 OPTIONAL: dict[str, type] = {
     "lora": LoraPart,
+    "preference": PreferencePart,
     "launch": LaunchPart,
 }  # optional parts, omitted if the file does not have them
-TOP = ("task", "model", "data", *OPTIONAL, "training")
+TOP = ("task", "model", "data", *OPTIONAL, "metrics", "training")
 NESTED: dict[Path, type] = {("model", "learn_tokenizer"): LearnPart, ("data", "image"): ImagePart}
 Problem: TypeAlias = tuple[Path, str]  # path of the entry, and the message
 Found = Iterator[Problem]
@@ -149,15 +155,25 @@ def _read(
     value = _without(tree.value, wrong)
     data, model, training = (dict(value.get(name) or {}) for name in ("data", "model", "training"))
     task = str(value.get("task"))
+    stops = list(early_stopping.find_problems(training))
+    problems += stops
+    if stops:
+        training = {name: value for name, value in training.items() if name not in early_stopping.ENTRIES}
+    stopping = early_stopping.take_early_stopping(training)
     problems += _resolve(data, model, training, base, task)
     parts = {"model": _made(ModelPart, model, ("model",)), "data": _made(DataPart, data, ("data",))}
     parts |= {name: _made(kind, value[name] or {}, (name,)) for name, kind in OPTIONAL.items() if name in value}
+    if "preference" in parts:
+        parts["preference"], wrong_reference = _with_place(parts["preference"], base)
+        problems += wrong_reference
     problems += [
         ((name,), f"{name} is empty. Write `{name}: {{}}` for its defaults, or leave it out for none.")
         for name in OPTIONAL
         if name in value and value[name] is None
     ]
-    made = Recipe(task=task, **parts, training=training)
+    metrics, wrong_metrics = _read_metrics(value.get("metrics"), base)
+    problems += wrong_metrics
+    made = Recipe(task=task, **parts, metrics=metrics, training=training, early_stopping=stopping)
     found = [*_contradictions(made), *(_contradictions_of_task(made) if task in TASKS else ())]
     problems += _problems_of_values(made)
     problems += [one for one in found if not _may_follow(one[0], wrong)]
@@ -207,7 +223,7 @@ def known_paths() -> list[str]:
     """Returns every name that a file may have, with its parents."""
     nested = [f"{'.'.join(path)}.{name}" for path, kind in NESTED.items() for name in names_of(kind)]
     inner = [f"{part}.{name}" for part, kind in (PARTS | OPTIONAL).items() for name in names_of(kind)]
-    return ["task", *inner, *nested, *(f"training.{name}" for name in training_names(generates=True))]
+    return ["task", "metrics", *inner, *nested, *(f"training.{name}" for name in training_names(generates=True))]
 
 
 def _problem_of_name(path: Path) -> str | None:
@@ -327,6 +343,12 @@ def _resolve(data: JSONObject, model: JSONObject, training: JSONObject, base: Fi
         if not FilePath(data["chat_template"]).is_file():
             said = f"{named!r} is neither a file nor one of {', '.join(CHAT_TEMPLATES)}."
             yield ("data", "chat_template"), f"data.chat_template: {said}{did_you_mean(named, CHAT_TEMPLATES)}"
+    if data.get("map") is not None:
+        if is_function_name(data["map"]):
+            data["map"] = resolve_function(data["map"], base)
+        else:
+            said = f"{data['map']!r} is neither module:function nor file.py:function."
+            yield ("data", "map"), f"data.map: {said}"
     if data.get("sources") is not None:
         data["sources"] = [dict(one) if isinstance(one, dict) else one for one in data["sources"]]
         yield from _resolve_sources(data["sources"], training, base)
@@ -344,6 +366,30 @@ def _resolve(data: JSONObject, model: JSONObject, training: JSONObject, base: Fi
                 except PlaceError as error:
                     yield ("data", name), f"data.{name}: {error}"
     training.update(resolved_training(training, base, task))
+
+
+def _with_place(part: PreferencePart, base: FilePath) -> tuple[PreferencePart, list[Problem]]:
+    """Returns the part with an absolute path of its reference, and the problem with it."""
+    if part.reference is None:
+        return part, []
+    try:
+        return dataclasses.replace(part, reference=model_place(part.reference, base)), []
+    except PlaceError as error:
+        return part, [(("preference", "reference"), f"preference.reference: {error}")]
+
+
+def _read_metrics(value: object, base: FilePath) -> tuple[tuple[str, ...], list[Problem]]:
+    """Returns the metrics that a file names, and the problems with them."""
+    named = [value] if isinstance(value, str) else value
+    if named is None:
+        return (), []
+    if not isinstance(named, list) or not all(isinstance(one, str) for one in named):
+        return (), [(("metrics",), f"metrics: {value!r} is not a name, or a list of names.")]
+    wrong = [one for one in named if one not in METRICS and not is_function_name(one)]
+    said = f"is neither one of {', '.join(METRICS)}, nor module:function, nor file.py:function."
+    problems: list[Problem] = [(("metrics",), f"metrics: {one!r} {said}{did_you_mean(one, METRICS)}") for one in wrong]
+    right = [one if one in METRICS else resolve_function(one, base) for one in named if one not in wrong]
+    return tuple(dict.fromkeys(right)), problems
 
 
 def _resolve_sources(sources: list[Any], training: JSONObject, base: FilePath) -> Found:
@@ -398,6 +444,7 @@ def _problems_of_values(recipe: Recipe) -> Found:
         yield ("lora", "dropout"), f"lora.dropout: {recipe.lora.dropout} must be a share from 0 to below 1."
     if data.eval is None and data.dataset is None and not 0 <= data.eval_share < 1:
         yield ("data", "eval_share"), f"data.eval_share: {data.eval_share} must be a share from 0 to below 1."
+    yield from _problems_of_weights(data.class_weights, recipe.training)
     if data.encoding is not None:
         try:
             codecs.lookup(data.encoding)
@@ -407,6 +454,18 @@ def _problems_of_values(recipe: Recipe) -> Found:
         yield ("data", "delimiter"), f"data.delimiter: {data.delimiter!r} is not one character."
     if (recipe.task not in TASKS or "mask_share" in recipe.spec.only) and not 0 < data.mask_share < 1:
         yield ("data", "mask_share"), f"data.mask_share: {data.mask_share} must be a share above 0 and below 1."
+
+
+def _problems_of_weights(weights: str | Mapping[Any, Any] | None, training: Mapping[str, Any]) -> Found:
+    path = ("data", "class_weights")
+    if isinstance(weights, str) and weights != "balanced":
+        yield path, f"data.class_weights: {weights!r} is neither `balanced` nor label -> weight, as {{spam: 3}}."
+    for label, weight in weights.items() if isinstance(weights, Mapping) else ():
+        is_number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
+        if not is_number or not 0 < weight < 1e6:
+            yield path, f"data.class_weights: {weight!r} for {label} must be a number above 0 and below 1e6."
+    if weights is not None and training.get("label_smoothing_factor"):
+        yield path, "data.class_weights and training.label_smoothing_factor both replace the loss. Keep only one."
 
 
 def _contradictions(recipe: Recipe) -> Found:
@@ -446,6 +505,22 @@ def _contradictions_of_task(recipe: Recipe) -> Found:
     for role in data.columns:
         if role not in roles:
             said = f"{recipe.task} does not use it.{did_you_mean(str(role), roles)} It takes: {', '.join(roles)}."
+            yield ("data", "columns", str(role)), f"data.columns.{role}: {said}"
+    if recipe.preference is not None and recipe.task != "preference":
+        yield ("preference",), f"preference has no effect in {recipe.task}. Remove it, or set task: preference."
+    if spec.is_paired and recipe.metrics:
+        yield ("metrics",), f"metrics have no effect in {recipe.task}: TRL's trainers have their own."
+    if spec.is_paired and data.sources:
+        yield ("data", "sources"), f"data.sources has no effect in {recipe.task}. Name the files in data.train."
+    for name in recipe.metrics:
+        if name in METRICS and recipe.task not in METRICS[name]:
+            yield ("metrics",), f"metrics: {name} belongs to {', '.join(METRICS[name])}, not to {recipe.task}."
+    if recipe.metrics and spec.generates and not recipe.training.get("predict_with_generate"):
+        said = "metrics compare texts that the model writes. Set training.predict_with_generate: true."
+        yield ("metrics",), f"metrics: {said}"
+    for role, name in data.columns.items():
+        if isinstance(name, list) and not (role == "label" and spec.takes_lists):
+            said = "only the label of a classification may have several columns."
             yield ("data", "columns", str(role)), f"data.columns.{role}: {said}"
     yield from _idle(recipe)
 
@@ -548,9 +623,9 @@ def arguments_class(*, generates: bool) -> type[TrainingArguments]:
 
 
 def training_names(*, generates: bool) -> list[str]:
-    """Returns the names of the fields, and their older names."""
+    """Returns the names of the fields, their older names, and the entries that are no fields."""
     fields = [one.name for one in dataclasses.fields(arguments_class(generates=generates)) if one.init]
-    return [*fields, *OLD_NAMES]
+    return [*fields, *OLD_NAMES, *early_stopping.ENTRIES]
 
 
 def resolved_training(training: Mapping[str, object], base: FilePath, task: str) -> JSONObject:

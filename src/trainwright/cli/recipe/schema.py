@@ -9,8 +9,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainwright._types import JSONObject
+from trainwright.cli.recipe.early_stopping import EarlyStopping
 
+# Metrics that a file may name, besides functions -> the tasks that have them.
+METRICS = {"rouge": ("seq2seq",)}
+METRICS_HELP = (
+    "Metrics in addition to those of the task: rouge (seq2seq), module:function of an installed module, or "
+    "file.py:function beside the file; the function takes an EvalPrediction and returns name -> number."
+)
+JOINT = " + "  # between the names of columns that are read as one
 FORMATS = ("csv", "tsv", "json", "jsonl", "parquet", "text", "conll", "images")
+PAIR_FORMS = ("text", "messages")
 DTYPES = ("float32", "bfloat16", "float16")
 # Our chat templates (cli/tasks/chat_templates), and the tokens that they use.
 CHAT_TEMPLATES = {
@@ -66,6 +75,20 @@ class LoraPart:
     use_rslora: bool = entry(False, "Divide alpha by the root of r (rsLoRA).")
 
 
+# Losses of TRL's DPOTrainer that are a mean over pairs.
+PAIR_LOSSES = ("sigmoid", "hinge", "ipo", "robust", "exo_pair", "nca_pair", "sppo_hard", "apo_zero", "apo_down")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferencePart:
+    """Settings of the task preference, which are those of TRL's DPOConfig."""
+
+    beta: float = entry(0.1, "How much the model keeps to the reference; higher: more.", low=0)
+    loss_type: str = entry("sigmoid", "Loss of a pair; sigmoid is DPO's.", choices=PAIR_LOSSES)
+    label_smoothing: float = entry(0.0, "robust, exo_pair: share of pairs expected to be the wrong way round.", low=0)
+    reference: str | None = entry(None, "Model that the answers are compared with (null: the model before training).")
+
+
 @dataclass(frozen=True, kw_only=True)
 class LaunchPart:
     """Processes of a run, started by torchrun if no launcher did."""
@@ -100,9 +123,15 @@ class DataPart:
     encoding: str | None = entry(None, "Encoding of text files, as latin-1 (null: UTF-8, or detected).")
     sample_by: str = entry("line", "text: unit of a sample.", choices=("line", "paragraph", "document"))
     pattern: str | None = entry(None, "text: regular expression; its named groups are columns.")
+    map: str | None = entry(
+        None, "Function of a row (a dict) that returns the row to use, or None to leave it out: file.py:function."
+    )
     columns: JSONObject = entry({}, "Role in the task -> name of the column.")
     where: JSONObject = entry({}, "Use only rows with these values in their columns.")
     labels: list[Any] | dict[Any, Any] | None = entry(None, "Labels in order, or value -> label (null: found ones).")
+    class_weights: str | dict[Any, Any] | None = entry(
+        None, "Classes in the training loss: balanced (by their rows), or label -> weight (others 1)."
+    )
     eval_share: float = entry(0.1, "Share of the training rows that is held out.", low=0)
     split_by: str | None = entry(
         None, "Column; rows with the same value are all held out, or all trained on (equal rows always are)."
@@ -115,7 +144,10 @@ class DataPart:
     max_target_length: int | None = entry(None, "seq2seq: the same for targets (null: as max_length).", low=2)
     mask_share: float = entry(0.15, "masked-lm: share of the tokens that are hidden.", low=0)
     chat_template: str | None = entry(
-        None, "chat: chatml, llama3, gemma, mistral, plain, or a .jinja file (null: the tokenizer's)."
+        None, "chat and pairs: chatml, llama3, gemma, mistral, plain, or a .jinja file (null: the tokenizer's)."
+    )
+    pairs: str | None = entry(
+        None, "preference, reward: form of the answers (null: by the rows; a run writes it down).", choices=PAIR_FORMS
     )
     loss_on: str = entry("answers", "chat: messages that carry loss.", choices=("answers", "all"))
     system: str | None = entry(None, "chat: first message of conversations that have no system message.")
@@ -130,6 +162,8 @@ class TaskSpec:
     model_class: str  # class of transformers that loads the model
     needs: tuple[str, ...]  # roles that must have a column
     takes: tuple[str, ...] = ()  # roles that may have a column
+    takes_lists: bool = False  # whether a row may have several labels
+    is_paired: bool = False  # whether a sample is a pair of answers, trained by TRL's trainers
     generates: bool = False  # whether evaluation writes text, so that generation settings apply
     adapter: str | None = None  # peft's name for the task
     only: tuple[str, ...] = ()  # entries of `data` that have an effect in this task but not in all tasks
@@ -143,7 +177,8 @@ TASKS: dict[str, TaskSpec] = {
         adapter="SEQ_CLS",
         needs=("text", "label"),
         takes=("text_pair",),
-        only=("labels", "max_length"),
+        only=("class_weights", "labels", "max_length"),
+        takes_lists=True,
     ),
     "token-classification": TaskSpec(
         title="a tag for each word",
@@ -183,11 +218,30 @@ TASKS: dict[str, TaskSpec] = {
         only=("max_length", "chat_template", "loss_on", "system"),
         training={"loss_kernel": "auto"},
     ),
+    "preference": TaskSpec(
+        title="prefer one answer to another (DPO)",
+        model_class="AutoModelForCausalLM",
+        adapter="CAUSAL_LM",
+        needs=("chosen", "rejected"),
+        takes=("prompt",),
+        only=("max_length", "chat_template", "pairs"),
+        is_paired=True,
+    ),
+    "reward": TaskSpec(
+        title="score an answer, learned from pairs",
+        model_class="AutoModelForSequenceClassification",
+        adapter="SEQ_CLS",
+        needs=("chosen", "rejected"),
+        takes=("prompt", "text"),
+        only=("max_length", "chat_template", "pairs"),
+        is_paired=True,
+    ),
     "image-classification": TaskSpec(
         title="one label for an image",
         model_class="AutoModelForImageClassification",
         needs=("image", "label"),
-        only=("labels", "image"),
+        only=("class_weights", "labels", "image"),
+        takes_lists=True,
     ),
     "regression": TaskSpec(
         title="a number for a text",
@@ -208,8 +262,11 @@ class Recipe:
     model: ModelPart
     data: DataPart
     lora: LoraPart | None = None
+    preference: PreferencePart | None = None
     launch: LaunchPart | None = None
     training: JSONObject  # arguments of TrainingArguments, as given
+    metrics: tuple[str, ...] = ()  # names of METRICS, and of functions
+    early_stopping: EarlyStopping | None = None  # entries of `training` that are no arguments
 
     @property
     def spec(self) -> TaskSpec:
@@ -218,7 +275,8 @@ class Recipe:
 
     def column(self, role: str) -> str:
         """Returns the column for a role of the task; by default the column with that name."""
-        return str(self.data.columns.get(role, role))
+        name = self.data.columns.get(role, role)
+        return JOINT.join(map(str, name)) if isinstance(name, list) else str(name)
 
 
 def names_of(kind: type) -> list[str]:

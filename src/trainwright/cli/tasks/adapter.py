@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from importlib.util import find_spec
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
+from packaging.version import Version
 from torch import nn
 
 from trainwright._types import JSONObject, is_instance_of
@@ -19,15 +20,31 @@ from trainwright.errors import MissingPackageError, needs_package
 from trainwright.support import model_facts
 
 ALL_LINEAR = "all-linear"
+FIRST_ON_CPU = Version("0.46")  # of bitsandbytes, with 4-bit weights
 NEEDS_PEFT = "lora needs the package peft: pip install peft"
+
+
+def find_quantization_problem(bits: str) -> str | None:
+    """Returns why weights cannot be loaded in 4 or 8 bits here, in a sentence; None if they can."""
+    try:
+        version = Version(metadata.version("bitsandbytes"))
+    except metadata.PackageNotFoundError:
+        return f"{bits} needs the package bitsandbytes: pip install bitsandbytes"
+    if accelerator() is None and version < FIRST_ON_CPU:
+        return (
+            f"{bits} needs a GPU with bitsandbytes {version}, and this machine has none. Take the entry out, or for a "
+            "trial on the CPU install a newer one: pip install -U bitsandbytes"
+        )
+    return None
 
 
 def quantized(bits: str | None) -> JSONObject:
     """Returns the arguments of `from_pretrained` that load weights in 4 or 8 bits; {} if not requested."""
     if bits is None:
         return {}
-    if find_spec("bitsandbytes") is None:
-        raise MissingPackageError("model.quantization needs the package bitsandbytes: pip install bitsandbytes")
+    problem = find_quantization_problem(bits)
+    if problem is not None:
+        raise MissingPackageError(f"model.quantization: {problem}")
     from transformers import BitsAndBytesConfig
 
     kind: Any = BitsAndBytesConfig
@@ -42,14 +59,30 @@ def quantized(bits: str | None) -> JSONObject:
 def with_adapter(model: nn.Module, material: TaskSource) -> nn.Module:
     """Puts the adapter of the recipe on a model; only it, and a new head, are trained."""
     with needs_package(NEEDS_PEFT):
-        from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+        from peft import get_peft_model, prepare_model_for_kbit_training
+    config = make_lora_config(model, material)
+    if getattr(model, "is_quantized", False):
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)  # type: ignore[no-untyped-call]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # warnings of transformers about files read by peft
+            adapted: nn.Module = get_peft_model(model, config)
+    except ValueError as error:
+        material.wrong(f"no adapter can be made: {first_line(error)}", "lora", "target_modules")
+    return adapted
+
+
+def make_lora_config(model: nn.Module, material: TaskSource) -> Any:
+    """Returns the configuration of peft for the adapter of the recipe."""
+    with needs_package(NEEDS_PEFT):
+        from peft import LoraConfig
     part = material.recipe.lora
     assert part is not None
     targets: str | list[str] = part.target_modules
     parameters: list[str] = []
     if targets == ALL_LINEAR and model_facts.expert_layers(model):
         targets, parameters = find_targets(model)
-    config = LoraConfig(
+    return LoraConfig(
         r=part.r,
         lora_alpha=part.alpha,
         lora_dropout=part.dropout,
@@ -60,15 +93,6 @@ def with_adapter(model: nn.Module, material: TaskSource) -> nn.Module:
         use_rslora=part.use_rslora,
         task_type=material.recipe.spec.adapter,
     )
-    if getattr(model, "is_quantized", False):
-        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)  # type: ignore[no-untyped-call]
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # warnings of transformers about files read by peft
-            adapted: nn.Module = get_peft_model(model, config)
-    except ValueError as error:
-        material.wrong(f"no adapter can be made: {first_line(error)}", "lora", "target_modules")
-    return adapted
 
 
 def find_targets(model: nn.Module) -> tuple[list[str], list[str]]:

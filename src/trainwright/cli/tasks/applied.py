@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from trainwright._types import RECIPE_NAME, JSONObject
 from trainwright.checkpoint.weights import export_model, weight_files
@@ -26,6 +27,7 @@ from trainwright.cli.tasks.export import (
     merge,
 )
 from trainwright.cli.tasks.source import SUFFIXES
+from trainwright.cli.user_code import SUFFIX
 from trainwright.config.arguments import TrainingArguments
 from trainwright.engine import sharded_state
 from trainwright.errors import ArgumentError, CheckpointNotFoundError, DataError, did_you_mean
@@ -46,7 +48,16 @@ KEPT_SETTINGS = (
     "seed",
     "use_cpu",
 )
-OF_TRAINING_DATA = ("sources", "eval", "dataset", "subset", "max_train_rows", "max_eval_rows", "chat_template")
+OF_TRAINING_DATA = (
+    "sources",
+    "eval",
+    "dataset",
+    "subset",
+    "max_train_rows",
+    "max_eval_rows",
+    "chat_template",
+    "class_weights",
+)
 WITH_LABELS = ("label", "tags")
 
 
@@ -123,8 +134,24 @@ def recipe_at(
         RecipeError: the recipe does not fit.
     """
     tree = _tree(run, task, overrides, scratch=scratch)
+    _check_code(tree)
     _point(tree, data, place, output_dir=scratch / "out")
     return checked(tree, Path.cwd()), tree
+
+
+def _check_code(tree: Tree) -> None:
+    """Refuses functions in files that are named from where the recipe is: beside a model, which may be a stranger's."""
+    data = tree.value.get("data")
+    metrics = tree.value.get("metrics")
+    named: list[tuple[tuple[str, ...], Any]] = [
+        (("metrics",), one) for one in (metrics if isinstance(metrics, list) else [metrics])
+    ]
+    named += [(("data", "map"), data.get("map"))] if isinstance(data, dict) else []
+    tree.refuse(
+        (path, f"{'.'.join(path)}: write {one} as an absolute path. A run's recipe has it so.")
+        for path, one in named
+        if isinstance(one, str) and f"{SUFFIX}:" in one and not Path(one).is_absolute()
+    )
 
 
 def recipe_file(run: Path) -> Path | None:
@@ -219,6 +246,11 @@ def _point(tree: Tree, data: Path, place: Path, *, output_dir: Path) -> None:
     if any(suffix in SUFFIXES for suffix in data.suffixes) or data.is_dir():
         value["data"].pop("format", None)
     value["training"] = {name: entry for name, entry in training.items() if name in KEPT_SETTINGS}
+    if value["task"] == "preference":
+        part: JSONObject = dict(value.get("preference") or {})
+        trained = value.get("model") or {}
+        before = None if trained.get("from_scratch") else trained.get("path")
+        value["preference"] = {"reference": before, **part}
     value["model"] = {}
     for name in ("lora", "launch"):
         value.pop(name, None)
@@ -242,6 +274,6 @@ def _labels(place: Path) -> list[str]:
 
 def arguments_of(one: Applied) -> TrainingArguments:
     """Returns the arguments of an evaluation."""
-    from trainwright.cli.recipe.recipe_reader import arguments_class
+    from trainwright.cli.tasks.task_trainer import make_arguments
 
-    return arguments_class(generates=one.recipe.spec.generates)(**one.recipe.training)
+    return make_arguments(one.recipe, one.recipe.training)

@@ -23,7 +23,7 @@ from trainwright.cli.tasks.opened import open_tokenizer, open_trained
 from trainwright.distributed.world import World
 from trainwright.errors import ArgumentError, CheckpointNotFoundError, DataError
 
-ASKED = ("chat", "causal-lm")
+ASKED = ("chat", "causal-lm", "preference")
 LEAST_SHARE = 4  # at least one in so many positions of the context is left to the answer
 
 OnText = Callable[[str], None]

@@ -67,13 +67,13 @@ class Shape:
     def _read(self, row: Mapping[str, object], *, with_output: bool) -> list[Message]:
         cells = {role: row.get(name) for role, name in self.columns.items()}
         if "messages" in cells:
-            found = _turns(cells["messages"], "user")
+            found = read_messages(cells["messages"], "user")
         else:
             asked = [cells["instruction"], *([cells["input"]] if cells.get("input") else [])]
             if len(asked) > 1 and all(isinstance(cell, str) for cell in asked):
                 asked = ["\n\n".join(map(str, asked))]
-            found = [turn for cell in asked for turn in _turns(cell, "user")]
-            found += _turns(cells["output"], "assistant") if with_output else []
+            found = [turn for cell in asked for turn in read_messages(cell, "user")]
+            found += read_messages(cells["output"], "assistant") if with_output else []
         system = cells.get("system") or self.system
         if system and found and found[0]["role"] != "system":
             found.insert(0, {"role": "system", "content": str(system)})
@@ -107,7 +107,7 @@ def is_conversation(cell: object) -> bool:
     )
 
 
-def _turns(cell: object, role: str) -> list[Message]:
+def read_messages(cell: object, role: str) -> list[Message]:
     """Returns the messages of a cell: a list of them, possibly as JSON; or a single text in that role."""
     if isinstance(cell, str) and cell.lstrip().startswith("[{"):
         with suppress(ValueError):  # a text that begins like a list

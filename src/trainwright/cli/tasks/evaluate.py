@@ -11,9 +11,10 @@ from torch import nn
 
 from trainwright._types import IGNORE_INDEX, JSONObject
 from trainwright.cli.tasks.applied import Applied, arguments_of
+from trainwright.cli.tasks.multi_label import PROBLEM_TYPE
 from trainwright.cli.tasks.source import Row, TaskSource, load
 from trainwright.cli.tasks.task_trainer import make_evaluator
-from trainwright.errors import RecipeError
+from trainwright.errors import ArgumentError, RecipeError
 from trainwright.support.model_facts import shifts_labels
 
 LONGEST_TEXT = 200
@@ -51,7 +52,14 @@ def evaluate(one: Applied, *, num_hardest: int = 10) -> Evaluation:
 
     Raises:
         RecipeError: the data do not fit the task of the model.
+        ArgumentError: there is no model to compare a preference with.
     """
+    part = one.recipe.preference
+    if one.recipe.task == "preference" and (part is None or part.reference is None):
+        raise ArgumentError(
+            "A preference is evaluated against the model before training, and a model from scratch has none. Name one: "
+            "--set preference.reference=PATH."
+        )
     args = arguments_of(one)
     material = _load_labelled(one)
     parts, trainer = make_evaluator(material, args)
@@ -61,7 +69,14 @@ def evaluate(one: Applied, *, num_hardest: int = 10) -> Evaluation:
     names = list(config.id2label.values()) if one.recipe.task in OF_LABELS else []
     if num_hardest == 0:
         return Evaluation(task=one.recipe.task, num_samples=len(parts.train), metrics=metrics, labels=names)
-    losses, confusion, guesses = _second_pass(trainer, num_labels=len(names))
+    if one.recipe.spec.is_paired:
+        losses = _losses_of_pairs(trainer)
+        confusion: Any = np.zeros((0, 0), dtype=np.int64)
+        guesses: list[tuple[int, int]] = []
+    else:
+        # Rows with several labels have no single place in a matrix.
+        num_classes = 0 if config.problem_type == PROBLEM_TYPE else len(names)
+        losses, confusion, guesses = _second_pass(trainer, num_labels=num_classes)
     hardest = []
     for place in np.argsort(-losses, kind="stable")[:num_hardest].tolist():
         name = parts.train.origin.names[place]
@@ -75,7 +90,7 @@ def evaluate(one: Applied, *, num_hardest: int = 10) -> Evaluation:
         num_samples=len(parts.train),
         metrics=metrics,
         labels=names,
-        confusion=confusion.tolist() if names else [],
+        confusion=confusion.tolist(),
         hardest=hardest,
     )
 
@@ -117,18 +132,29 @@ def _second_pass(trainer: Any, *, num_labels: int) -> tuple[np.ndarray[Any, Any]
     return np.nan_to_num(np.asarray(losses), nan=np.inf), confusion, guesses
 
 
+def _losses_of_pairs(trainer: Any) -> np.ndarray[Any, Any]:
+    trainer.model.eval()
+    losses: list[float] = []
+    for batch in trainer.get_eval_dataloader():
+        losses += trainer.pair_losses(trainer._prepare_inputs(batch)).tolist()
+    found: np.ndarray[Any, Any] = np.nan_to_num(np.asarray(losses), nan=np.inf)
+    return found
+
+
 def losses_of_samples(logits: torch.Tensor, labels: torch.Tensor, *, shifts: bool) -> torch.Tensor:
     """Returns the loss of each sample: the mean cross-entropy of its labels, or the squared error of a number.
 
     Args:
         logits: (batch, labels), (batch, tokens, labels), or (batch, 1) of numbers.
-        labels: (batch) or (batch, tokens); `IGNORE_INDEX` does not count.
+        labels: (batch), (batch, tokens), or (batch, labels) of 0 and 1; `IGNORE_INDEX` does not count.
         shifts: the label of a token is the next token.
 
     Returns:
         Shape (batch), fp32; 0 for a sample without a label.
     """
     logits = logits.float()
+    if labels.is_floating_point() and labels.ndim == 2:
+        return nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="none").mean(dim=1)
     if labels.is_floating_point():
         return (logits.squeeze(-1) - labels) ** 2
     if labels.ndim == 1:

@@ -37,8 +37,8 @@ from torch import nn
 from trainwright._types import IGNORE_INDEX, TRAINER_STATE_NAME, JSONObject, counted
 from trainwright.capabilities.averages.saved import read_average
 from trainwright.checkpoint.weights import GENERATION_NAME, KEPT
-from trainwright.cli.recipe.recipe_reader import arguments_class, checked, read_tree
-from trainwright.cli.recipe.schema import Recipe
+from trainwright.cli.recipe.recipe_reader import checked, read_tree
+from trainwright.cli.recipe.schema import TASKS, Recipe
 from trainwright.cli.recipe.yaml_tree import Tree
 from trainwright.cli.tasks.applied import guess_task, recipe_at, recipe_file
 from trainwright.cli.tasks.chat import end_tokens
@@ -67,7 +67,7 @@ from trainwright.cli.tasks.export_weights import (
 from trainwright.cli.tasks.opened import load_whole, open_trained
 from trainwright.cli.tasks.source import TaskSource, load
 from trainwright.cli.tasks.task_objects import TaskObjects
-from trainwright.cli.tasks.task_trainer import make_evaluator
+from trainwright.cli.tasks.task_trainer import make_arguments, make_evaluator
 from trainwright.cli.tasks.trained_tokens import find_recorded
 from trainwright.data.seeding import set_seed
 from trainwright.errors import ArgumentError, CheckpointError, DataError, RecipeError
@@ -246,6 +246,12 @@ class _Proof:
             raise ArgumentError(
                 f"{run} has no recipe.yaml, so its rows are unknown. Name a file: --prove data.jsonl (for models that "
                 "write text)."
+            )
+        task = None if file is None else read_tree(file).value.get("task")
+        if task in TASKS and TASKS[task].is_paired:
+            raise ArgumentError(
+                f"--prove compares the outputs for single texts, and {run} was trained on pairs (task: {task}). Export "
+                "it without --prove."
             )
 
     def read_rows(self) -> None:
@@ -600,7 +606,7 @@ class _Evaluated:
         """Encodes the rows with the tokenizer of a model, and evaluates the model on them."""
         recipe = material.recipe
         # Without autocast, which would round every layer's outputs: the limits are those of the weights' types.
-        args = arguments_class(generates=recipe.spec.generates)(**{**recipe.training, **FULL_PRECISION})
+        args = make_arguments(recipe, {**recipe.training, **FULL_PRECISION})
         parts, trainer = make_evaluator(material, args)
         # A masked model hides the same words in both evaluations.
         set_seed(args.seed)

@@ -36,6 +36,7 @@ def table_of(
     *,
     name_of: Callable[[int], str],
     twice: Iterable[tuple[str, str]] = (),
+    has_lists: bool = False,
 ) -> Table:
     """Returns the rows of a part, `train` or `eval`, with the recipe's description of their columns.
 
@@ -45,6 +46,7 @@ def table_of(
         columns: cells of each column, read on demand.
         name_of: returns the name of a row by its position.
         twice: file and name of duplicate columns.
+        has_lists: whether a row may have several labels.
     """
     named = recipe.data.labels if isinstance(recipe.data.labels, dict) else {}
     roles = [role for role in (*recipe.spec.needs, *recipe.spec.takes) if recipe.column(role) in columns]
@@ -54,7 +56,7 @@ def table_of(
         part=part,
         columns=columns,
         name_of=name_of,
-        label=recipe.column("label") if has_classes else None,
+        label=recipe.column("label") if has_classes and not has_lists else None,
         numbers=(recipe.column("label"),) if has_label and not has_classes else (),
         used=tuple(recipe.column(role) for role in roles),
         twice=tuple(twice),

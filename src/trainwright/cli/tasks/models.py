@@ -124,6 +124,20 @@ def load_model(material: TaskSource, config: ModelConfig) -> PreTrainedModel:
         )
 
 
+def load_reference(material: TaskSource, place: str) -> PreTrainedModel:
+    """Loads the model that the answers of a preference are compared with; RecipeError if that is impossible."""
+    import torch
+    import transformers
+
+    kind: Any = getattr(transformers, material.recipe.spec.model_class)
+    dtype = getattr(torch, material.recipe.model.dtype or "float32")
+    try:
+        found: PreTrainedModel = kind.from_pretrained(place, dtype=dtype, trust_remote_code=False)
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
+        material.wrong(f"no model can be loaded from there: {first_line(error)}", "preference", "reference")
+    return found
+
+
 def _check_names(material: TaskSource, given: JSONObject, config: ModelConfig) -> None:
     """Refuses names that the model does not read; a configuration accepts any name without an error."""
     known = set(config.to_dict()) | set(getattr(config, "attribute_map", {}))

@@ -16,15 +16,21 @@ import torch
 from trainwright._types import JSONObject, json_value
 from trainwright.cli.tasks.applied import Applied, arguments_of
 from trainwright.cli.tasks.chat import rendered_prompt
-from trainwright.cli.tasks.conversations import ConversationError, find_shape
+from trainwright.cli.tasks.conversations import ConversationError, find_shape, read_messages
+from trainwright.cli.tasks.mapped_rows import map_row
 from trainwright.cli.tasks.models import load_config, load_model, max_length, quiet_transformers
+from trainwright.cli.tasks.multi_label import PROBLEM_TYPE
+from trainwright.cli.tasks.pairs import score_inputs
 from trainwright.cli.tasks.source import Row, TaskSource, file_names, format_of, read_rows, texts
 from trainwright.cli.tasks.task_builders import image_processor, image_reader
+from trainwright.cli.user_code import load_function
 from trainwright.errors import DataError, did_you_mean
 from trainwright.hub.access import without_retries
 
 Predict: TypeAlias = Callable[[list[Row]], list[JSONObject]]
 Loaded: TypeAlias = Any  # a model or tokenizer of transformers: each class has its own methods
+PAIR = ("chosen", "rejected")
+LEAST_SCORE = 0.5  # of a label, where a row may have several
 MARKS = 8  # guesses for a masked word
 PREFIX = "predicted_"  # of a prediction's column in a table
 
@@ -38,33 +44,39 @@ def predict(one: Applied, *, batch_size: int | None = None, max_new_tokens: int 
         max_new_tokens: maximum length of a generated text.
 
     Returns:
-        For each row `row` (from 1) and by task `label`, `score` and `scores`; `value`; `tags` and `scores`; `text`;
-        `answer`.
+        For each row `row` (from 1) and by task `label` or `labels`, `score` and `scores`; `value`; `tags` and
+        `scores`; `text`; `answer`; `score`, or `chosen`, `rejected` and `margin`.
 
     Raises:
         DataError: a column is missing, or a row cannot be read.
     """
-    return (
-        {"row": number, **found} for number, (_, found) in enumerate(predict_rows(one, batch_size, max_new_tokens), 1)
-    )
+    return ({"row": number, **found} for number, _, found in _predict_numbered(one, batch_size, max_new_tokens))
 
 
 def predict_rows(one: Applied, batch_size: int | None, max_new_tokens: int) -> Iterator[tuple[Row, JSONObject]]:
     """Yields each row and its prediction, as `predict` does."""
+    return ((row, found) for _, row, found in _predict_numbered(one, batch_size, max_new_tokens))
+
+
+def _predict_numbered(
+    one: Applied, batch_size: int | None, max_new_tokens: int
+) -> Iterator[tuple[int, Row, JSONObject]]:
+    """Yields the number of each row in the files, the row, and its prediction."""
     args = arguments_of(one)
     material = TaskSource(one.recipe, one.tree, [], [])
     size = batch_size or args.per_device_eval_batch_size
-    rows = _rows(material)
+    rows = _numbered_rows(material)
     first = next(rows, None)
     if first is None:
         raise DataError("There are no rows to predict.")
-    _check_columns(material, first)
+    _check_columns(material, first[1])
     with quiet_transformers(), without_retries():
         work = _Predictor(material, torch.device(args.device), max_new_tokens=max_new_tokens)
     every = _chain(first, rows)
     while batch := list(islice(every, size)):
         with torch.no_grad():
-            yield from zip(batch, work.by_task(batch), strict=True)
+            found = work.by_task([row for _, row in batch])
+        yield from ((number, row, made) for (number, row), made in zip(batch, found, strict=True))
 
 
 def write_table(file: IO[str], found: Iterable[tuple[Row, JSONObject]]) -> int:
@@ -99,6 +111,20 @@ def _rows(material: TaskSource) -> Iterator[Row]:
         yield from rows if has_columns else _as_inputs(rows, material)
 
 
+def _numbered_rows(material: TaskSource) -> Iterator[tuple[int, Row]]:
+    """Yields the rows with their numbers in the files, from 1; those that `data.map` leaves out have no prediction."""
+    named = material.recipe.data.map
+    numbered = enumerate(_rows(material), 1)
+    if named is None:
+        yield from numbered
+        return
+    function = load_function(named, entry="data.map")
+    for number, row in numbered:
+        mapped = map_row(function, row, f"row {number}")
+        if mapped is not None:
+            yield number, mapped
+
+
 def _as_inputs(rows: Iterable[Row], material: TaskSource) -> Iterator[Row]:
     """Yields lines of text, which have no column, as rows with the column that the model reads.
 
@@ -111,11 +137,12 @@ def _as_inputs(rows: Iterable[Row], material: TaskSource) -> Iterator[Row]:
             yield {material.recipe.column(role): [{"role": "user", "content": row["text"]}]}
         return
     role = next((role for role in material.recipe.spec.needs if role in ("text", "source")), "text")
+    role = "prompt" if material.recipe.task == "preference" else role
     for row in rows:
         yield {material.recipe.column(role): row["text"]}
 
 
-def _chain(first: Row, others: Iterable[Row]) -> Iterator[Row]:
+def _chain(first: tuple[int, Row], others: Iterable[tuple[int, Row]]) -> Iterator[tuple[int, Row]]:
     yield first
     yield from others
 
@@ -124,6 +151,10 @@ def _check_columns(material: TaskSource, row: Row) -> None:
     """Raises DataError if a column of inputs is missing; labels are not needed."""
     recipe = material.recipe
     inputs = [role for role in recipe.spec.needs if role in ("text", "words", "source", "image")]
+    if recipe.task == "preference":
+        inputs = ["prompt"]
+    if recipe.task == "reward" and recipe.column("chosen") not in row:
+        inputs = ["text"]
     inputs += [role for role in recipe.spec.takes if role == "text_pair" and material.has(role)]
     for role in inputs:
         name = recipe.column(role)
@@ -149,6 +180,7 @@ class _Predictor:
         model: Loaded = load_model(material, config)
         self._model: Loaded = model.to(device).eval()
         self._names: dict[int, str] = config.id2label
+        self._has_sets = config.problem_type == PROBLEM_TYPE
         if task == "image-classification":
             self._read_image = image_reader(material, image_processor(material), config)
         else:
@@ -158,6 +190,42 @@ class _Predictor:
             if self._tokenizer.pad_token_id is None:
                 self._tokenizer.pad_token = self._tokenizer.eos_token
         self.by_task: Predict = getattr(self, f"_{task.replace('-', '_')}")
+
+    def _preference(self, rows: list[Row]) -> list[JSONObject]:
+        cells = self._cells(rows, "prompt")
+        if self._material.recipe.data.pairs != "messages":
+            return [{"answer": text} for text in self._generated(texts(cells), specials=True)]
+        try:
+            prompts = [rendered_prompt(self._tokenizer, read_messages(cell, "user")) for cell in cells]
+        except ConversationError as error:
+            raise DataError(f"A row cannot be read as a conversation: {error}.") from None
+        return [{"answer": text} for text in self._generated(prompts, specials=False)]
+
+    def _reward(self, rows: list[Row]) -> list[JSONObject]:
+        recipe = self._material.recipe
+        render = score_inputs(self._tokenizer, recipe)
+        if recipe.column("chosen") not in rows[0]:
+            scores = self._scores([render(row, "text") for row in rows])
+            return [{"score": score} for score in scores]
+        found = []
+        pairs = zip(*(self._scores([render(row, role) for row in rows]) for role in PAIR), strict=True)
+        for chosen, rejected in pairs:
+            found.append({"chosen": chosen, "rejected": rejected, "margin": chosen - rejected})
+        return found
+
+    def _scores(self, given: list[str]) -> list[float]:
+        """Returns the scores of texts that have their special tokens already, as the texts of a template have."""
+        inputs = self._tokenizer(
+            given,
+            add_special_tokens=self._material.recipe.data.pairs != "messages",
+            truncation=True,
+            max_length=self._length,
+            padding=True,
+            return_tensors="pt",
+        )
+        inputs.pop("token_type_ids", None)
+        scores: list[float] = self._logits(inputs).squeeze(-1).tolist()
+        return scores
 
     def _cells(self, rows: list[Row], role: str) -> list[Any]:
         name = self._material.recipe.column(role)
@@ -177,6 +245,12 @@ class _Predictor:
 
     def _labelled(self, logits: torch.Tensor) -> list[JSONObject]:
         found = []
+        if self._has_sets:
+            for scores in logits.sigmoid().tolist():
+                named = {self._names[number]: round(score, 6) for number, score in enumerate(scores)}
+                chosen = [name for name, score in named.items() if score > LEAST_SCORE]
+                found.append({"labels": chosen, "scores": named})
+            return found
         for scores in logits.softmax(dim=-1).tolist():
             named = {self._names[number]: round(score, 6) for number, score in enumerate(scores)}
             label = max(named, key=named.__getitem__)

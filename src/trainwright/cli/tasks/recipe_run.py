@@ -11,19 +11,33 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainwright._types import PREFIX_CHECKPOINT_DIR, RECIPE_NAME, TRAINER_STATE_NAME, JSONObject, counted, write_text
 from trainwright.checkpoint.store import CheckpointStore
-from trainwright.cli.recipe.recipe_reader import OPTIONAL, arguments_class, checked, read_tree
+from trainwright.cli.recipe.recipe_reader import OPTIONAL, checked, read_tree
 from trainwright.cli.recipe.schema import Recipe
 from trainwright.cli.recipe.yaml_tree import Tree, dump
-from trainwright.cli.tasks import findings
-from trainwright.cli.tasks.adapter import described, save_base_config, with_adapter
+from trainwright.cli.tasks import findings, pair_trainers
+from trainwright.cli.tasks.adapter import (
+    NEEDS_PEFT,
+    described,
+    find_quantization_problem,
+    save_base_config,
+    with_adapter,
+)
+from trainwright.cli.tasks.class_weights import WeightedLoss, describe_weights
 from trainwright.cli.tasks.models import remove_learned
+from trainwright.cli.tasks.pair_trainers import find_form
 from trainwright.cli.tasks.source import TaskSource, digest_rows, load
-from trainwright.cli.tasks.task_trainer import make_objects, make_task_trainer
+from trainwright.cli.tasks.task_trainer import (
+    make_arguments,
+    make_objects,
+    make_task_trainer,
+    make_trainer_of_pairs,
+)
 from trainwright.config.arguments import TrainingArguments
 from trainwright.errors import ArgumentError, CheckpointError, RecipeError, TrainwrightError
 from trainwright.hub.access import model_problem, without_retries
@@ -65,7 +79,8 @@ def make_trainer(recipe: Recipe, tree: Tree, say: Say, *, found: list[Finding] |
 
     # Where the original's numbers are asked for, the task changes none.
     of_task = {} if "reproduce" in recipe.training else recipe.spec.training
-    args = arguments_class(generates=recipe.spec.generates)(**{**of_task, **recipe.training})
+    _refuse_what_cannot_be_installed(recipe, tree)
+    args = make_arguments(recipe, {**of_task, **recipe.training})
     _refuse_what_cannot_be_downloaded(recipe, tree)
     try:
         make_output_dir(str(args.output_dir))  # before data are read and a tokenizer is learned into it
@@ -96,13 +111,29 @@ def make_trainer(recipe: Recipe, tree: Tree, say: Say, *, found: list[Finding] |
     log_often_enough(args, recipe, len(parts.train))
     model = parts.model
     say("model", f"{type(model).__name__} of {count_text(num)} parameters, {weights}")
-    if recipe.lora is not None:
+    if recipe.lora is not None and not recipe.spec.is_paired:
         model = with_adapter(parts.model, material)
+    if recipe.spec.is_paired:
+        trainer = make_trainer_of_pairs(material, args, parts)
+        model = trainer.model
+    else:
+        trainer = make_task_trainer(
+            recipe, args, parts, model=model, train_dataset=parts.train, eval_dataset=parts.eval
+        )
+    if recipe.lora is not None:
         trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         say("lora", f"{count_text(trained)} parameters are trained: {described(recipe.lora)}")
-    trainer = make_task_trainer(recipe, args, parts, model=model, train_dataset=parts.train, eval_dataset=parts.eval)
+    if recipe.early_stopping is not None:
+        from trainwright.callbacks.flow import EarlyStoppingCallback
+
+        stopping = recipe.early_stopping
+        say("stops", stopping.described())
+        trainer.add_callback(EarlyStoppingCallback(stopping.patience, stopping.threshold))
     journal = Internals(trainer).services.journal
     journal.recipe = summarize(recipe, material)
+    if parts.compute_loss is not None:
+        journal.recipe["class_weights"] = describe_weights(parts.compute_loss.named)
+        say("weights", f"in the training loss: {journal.recipe['class_weights']}")
     journal.known_before = [
         {"text": f"{one.check}: {findings.described(one)}", "source": findings.__name__, "check": one.check}
         for one in material.found
@@ -144,6 +175,19 @@ def _refuse_what_cannot_be_downloaded(recipe: Recipe, tree: Tree) -> None:
     named = {"path": model.path, "tokenizer": model.tokenizer}
     problems = {entry: model_problem(name, model.revision) for entry, name in named.items() if name is not None}
     tree.refuse([(("model", entry), f"model.{entry}: {text}") for entry, text in problems.items() if text])
+
+
+def _refuse_what_cannot_be_installed(recipe: Recipe, tree: Tree) -> None:
+    """Refuses what needs a package, or a device, that is not here, before data are read and a model is loaded."""
+    problems: list[tuple[tuple[str, ...], str]] = []
+    bits = recipe.model.quantization
+    if bits is not None and (problem := find_quantization_problem(bits)) is not None:
+        problems.append((("model", "quantization"), f"model.quantization: {problem}"))
+    if (missing := pair_trainers.find_problem(recipe)) is not None:
+        problems.append((("task",), missing))
+    if recipe.lora is not None and find_spec("peft") is None:
+        problems.append((("lora",), NEEDS_PEFT))
+    tree.refuse(problems)
 
 
 def log_often_enough(args: TrainingArguments, recipe: Recipe, num_samples: int) -> None:
@@ -201,12 +245,16 @@ def run(recipe: Recipe, tree: Tree, say: Say) -> JSONObject:
     """Trains as the recipe says, and returns what came of it, for `--json`.
 
     Returns:
-        `output_dir`; `step`, the last one; `train`, metrics of the training; `eval`, of the last evaluation, empty
+        `output_dir`; `step`, the last one; `class_weights`, if there are any; `train`, metrics of the training;
+        `eval`, of the last evaluation, empty
         without one; `findings` about data, model and settings, each with the name of its check and its text;
         `best_checkpoint` and `checkpoint`, the newest, each None if there is none.
     """
     trainer = make_trainer(recipe, tree, say)
     args = trainer.args
+    if recipe.spec.is_paired:
+        # Later commands have other rows to read, or none.
+        recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, pairs=find_form(trainer)))
     kept = Path(args.output_dir) / RECIPE_NAME
     before = read_settings(kept) if args.should_save and kept.is_file() else None
     saved = CheckpointStore(args.output_dir).steps()
@@ -241,9 +289,12 @@ def run(recipe: Recipe, tree: Tree, say: Say) -> JSONObject:
         upload(trainer)
     store = CheckpointStore(args.output_dir)
     newest = store.steps()[-1:]
+    loss = trainer.compute_loss_func
+    weights = {"class_weights": loss.named} if isinstance(loss, WeightedLoss) else {}
     return {
         "output_dir": str(args.output_dir),
         "step": trainer.state.global_step,
+        **weights,
         "train": result.metrics,
         "eval": scores,
         "findings": found,
@@ -333,6 +384,10 @@ def find_result(recipe: Recipe) -> JSONObject | None:
     else:
         is_done = state.global_step >= state.max_steps > 0
         is_done = is_done and recipe.training.get("num_train_epochs", 3) <= state.num_train_epochs
+    if recipe.early_stopping is not None:
+        kept: Any = state.stateful_callbacks.get("EarlyStoppingCallback", {})
+        count = kept.get("attributes", {}).get("early_stopping_patience_counter", 0) if isinstance(kept, dict) else 0
+        is_done = is_done or count >= recipe.early_stopping.patience
     if not is_done or (steps and steps[-1] != state.global_step):
         return None
     return {
@@ -363,9 +418,11 @@ def plain(recipe: Recipe) -> JSONObject:
     """Returns the recipe for a file: values that differ from the defaults, without tokens."""
     training = {name: value for name, value in recipe.training.items() if not name.endswith("_token")}
     training.pop("resume_from_checkpoint", None)
+    training |= recipe.early_stopping.to_entries() if recipe.early_stopping is not None else {}
     if any(one.get("share") is not None for one in recipe.data.sources or ()):
         del training["mixture"]  # made from these shares when the file is read
-    others = {name: _set(part) for name in OPTIONAL if (part := getattr(recipe, name)) is not None}
+    others: JSONObject = {name: _set(part) for name in OPTIONAL if (part := getattr(recipe, name)) is not None}
+    others |= {"metrics": list(recipe.metrics)} if recipe.metrics else {}
     return {"task": recipe.task, "model": _set(recipe.model), "data": _set(recipe.data), **others, "training": training}
 
 

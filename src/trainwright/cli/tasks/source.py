@@ -22,6 +22,9 @@ from trainwright.cli.recipe.schema import DataPart, Recipe
 from trainwright.cli.recipe.yaml_tree import Tree
 from trainwright.cli.tasks import findings, hold_out
 from trainwright.cli.tasks.conversations import Shape, find_shape
+from trainwright.cli.tasks.mapped_rows import map_dataset, map_rows
+from trainwright.cli.tasks.multi_label import join_columns, read_lists
+from trainwright.cli.user_code import load_function
 from trainwright.data.identity import SampleId, as_hex, fingerprint
 from trainwright.data.row_names import ONE_SOURCE, row_names
 from trainwright.errors import DataError, MissingPackageError, RecipeError, did_you_mean, needs_package
@@ -55,6 +58,7 @@ class TaskSource:
     shape: Shape | None = None  # for the task chat: the columns of its conversations
     found: list[Finding] = field(default_factory=list)  # findings in the rows
     twice: dict[str, list[tuple[str, str]]] = field(default_factory=dict)  # by part: file and name of duplicate columns
+    has_lists: bool = False  # of labels: a row may have several
     is_check: bool = False  # nothing is trained, so that nothing is written into the output directory
     model: Any = None  # of transformers or peft, if it is loaded already
 
@@ -86,6 +90,7 @@ class TaskSource:
             {name: partial(_cells, rows, name) for name in names},
             name_of=lambda place: str(all_names()[place]),
             twice=self.twice.get(part, ()),
+            has_lists=self.has_lists,
         )
 
     def by_source(self) -> dict[str, list[Row]]:
@@ -148,6 +153,10 @@ def load(recipe: Recipe, tree: Tree, found: list[Finding] | None = None) -> Task
             held = None if recipe.data.eval is None else _of_files(material, recipe.data.eval, names, source="eval")
     except (DataError, MissingPackageError) as error:
         material.wrong(str(error), "data", "train" if recipe.data.dataset is None else "dataset")
+    train = _map(material, "train", train)
+    held = None if held is None else _map(material, "eval", held)
+    train = _gather_labels(material, train)
+    held = None if held is None else _gather_labels(material, held)
     train = _used(material, "train", train)
     held = None if held is None else _used(material, "eval", held)
     wrong = [finding for finding in material.found if finding.severity == "error"]
@@ -186,6 +195,67 @@ def problems_of_data(recipe: Recipe, tree: Tree) -> list[tuple[tuple[str, ...], 
     return []
 
 
+def _map(material: TaskSource, part: str, rows: Rows) -> Rows:
+    """Returns the rows after `data.map`; adds a finding with the number of those that it leaves out."""
+    named = material.recipe.data.map
+    if named is None or len(rows) == 0:
+        return rows
+    function = load_function(named, entry="data.map")
+    try:
+        if hasattr(rows, "column_names"):
+            mapped = map_dataset(function, rows, material.names(rows))
+        else:
+            mapped = [FileRow(row, name) for row, name in map_rows(function, rows)]
+    except DataError as error:
+        material.tree.refuse([(("data", "map"), str(error))])
+        raise
+    left_out = len(rows) - len(mapped)
+    if left_out:
+        material.found.append(
+            Finding(
+                "note",
+                f"{counted(left_out, 'row')} of {part} left out by {named} (data.map).",
+                check="map",
+                entry="data.map",
+            )
+        )
+    return mapped
+
+
+def _gather_labels(material: TaskSource, rows: Rows) -> Rows:
+    """Returns the rows with a list of labels each, if they have several; otherwise as they are."""
+    recipe = material.recipe
+    if not recipe.spec.takes_lists or len(rows) == 0:
+        return rows
+    named = recipe.data.columns.get("label", "label")
+    there = list(rows.column_names) if hasattr(rows, "column_names") else list(rows[0])
+    columns = [str(name) for name in named] if isinstance(named, list) else [str(named)]
+    missing = next((name for name in columns if name not in there), None)
+    if missing is not None:
+        if isinstance(named, list):
+            hint = did_you_mean(missing, there)
+            material.wrong(f"there is no column {missing!r}.{hint}", "data", "columns", "label")
+        return rows
+    try:
+        if isinstance(named, list):
+            lists: list[list[str]] | None = join_columns({name: _cells(rows, name) for name in columns})
+        else:
+            lists = read_lists(_cells(rows, columns[0]))
+    except DataError as error:
+        material.wrong(str(error), "data", "columns", "label")
+    if lists is None:
+        return rows
+    material.has_lists = True
+    given = recipe.data.labels
+    left_out = {str(value) for value, name in given.items() if name is None} if isinstance(given, dict) else set()
+    lists = [[label for label in row if label not in left_out] for row in lists]
+    column = recipe.column("label")
+    if hasattr(rows, "column_names"):
+        kept = rows.remove_columns(column) if column in rows.column_names else rows
+        return kept.add_column(column, lists)
+    return [FileRow({**row, column: found}, row.name) for row, found in zip(rows, lists, strict=True)]
+
+
 def _used(material: TaskSource, part: str, rows: Rows) -> Rows:
     """Returns the rows selected by `where` that are, for a chat, conversations; adds the findings in them."""
     _check_columns(material, rows)
@@ -207,7 +277,7 @@ def _without_left_out(material: TaskSource, part: str, rows: Rows) -> Rows:
     """Returns the rows without those of a label that `data.labels` maps to null; adds a finding with their number."""
     given = material.recipe.data.labels
     left_out = {str(value) for value, name in given.items() if name is None} if isinstance(given, dict) else set()
-    if not left_out or "label" not in material.recipe.spec.needs:
+    if not left_out or "label" not in material.recipe.spec.needs or material.has_lists:
         return rows
     cells = material.column(rows, "label")
     there = {str(cell) for cell in cells}
@@ -246,6 +316,9 @@ def _parted(material: TaskSource, rows: Rows) -> tuple[Rows, Rows]:
     data = material.recipe.data
     number = len(rows)
     keys = [_contents(rows, _inputs(material))]
+    if material.recipe.spec.is_paired:
+        # Answers to one prompt would tell what is preferred of the others.
+        keys.append(_contents(rows, [material.recipe.column("prompt")]))
     keys += [_plain(_cells(rows, data.split_by))] if data.split_by else []
     strata = _plain(_cells(rows, data.stratify)) if data.stratify else None
     chosen = hold_out.choose(data.eval_share, number, *keys, strata=strata)
@@ -822,6 +895,11 @@ class Labels:
     def of(self, cell: object) -> int:
         return self.parse_number[str(cell)]
 
+    def mark(self, cells: Iterable[object]) -> list[float]:
+        """Returns 1 for each label that is among the cells, and 0 for the others."""
+        there = {self.of(cell) for cell in cells}
+        return [float(number in there) for number in range(len(self.names))]
+
     @property
     def for_config(self) -> JSONObject:
         numbered = dict(enumerate(self.names))
@@ -840,6 +918,8 @@ def find_labels(material: TaskSource, role: str) -> Labels:
         labels = Labels(order, {str(value): order.index(str(name)) for value, name in given.items()})
     elif given is not None:
         labels = _in_order([str(name) for name in given])
+    elif isinstance(material.recipe.data.columns.get(role), list):
+        labels = _in_order([str(name) for name in material.recipe.data.columns[role]])
     else:
         labels = _declared(material, role) or _in_order(_sorted(set().union(*found.values())))
     for part, values in found.items():

@@ -26,8 +26,10 @@ from trainwright._types import IGNORE_INDEX, JSONObject, counted
 from trainwright.cli.recipe.schema import ImagePart
 from trainwright.cli.tasks import task_metrics
 from trainwright.cli.tasks.chat import AnswerMask, end_tokens, use_template
+from trainwright.cli.tasks.class_weights import find_weighted_loss
 from trainwright.cli.tasks.conversations import ConversationError
 from trainwright.cli.tasks.models import load_config, load_model, load_tokenizer, max_length
+from trainwright.cli.tasks.multi_label import PROBLEM_TYPE
 from trainwright.cli.tasks.source import Labels, ModelConfig, Row, Rows, TaskSource, find_labels, is_range, texts
 from trainwright.cli.tasks.task_objects import (
     ROW_OF_SAMPLE,
@@ -54,10 +56,26 @@ Pixels: TypeAlias = "npt.NDArray[np.float32]"
 def text_classification(material: TaskSource, args: TrainingArguments) -> TaskObjects:
     """Makes the objects of a text classification."""
     labels = find_labels(material, "label")
+    if material.has_lists:
+        _refuse_weights(material)
+        return _text_pair_objects(
+            material,
+            args,
+            {**labels.for_config, "problem_type": PROBLEM_TYPE},
+            labels.mark,
+            task_metrics.of_label_sets,
+            f"any of the labels: {shown(labels.names)}",
+        )
     settings = {**labels.for_config, "problem_type": "single_label_classification"}
-    return _text_pair_objects(
+    objects = _text_pair_objects(
         material, args, settings, labels.of, task_metrics.accuracy_and_f1, f"labels: {shown(labels.names)}"
     )
+    return replace(objects, compute_loss=find_weighted_loss(material, labels, "label"))
+
+
+def _refuse_weights(material: TaskSource) -> None:
+    if material.recipe.data.class_weights is not None:
+        material.wrong("weights are for rows with one label each; these have lists.", "data", "class_weights")
 
 
 def regression(material: TaskSource, args: TrainingArguments) -> TaskObjects:
@@ -72,7 +90,7 @@ def _text_pair_objects(
     material: TaskSource,
     args: TrainingArguments,
     settings: JSONObject,
-    label: Callable[[Any], float],
+    label: Callable[[Any], float | list[float]],
     scores: task_metrics.Scorer,
     about: str,
 ) -> TaskObjects:
@@ -244,7 +262,7 @@ def seq2seq(material: TaskSource, args: TrainingArguments) -> TaskObjects:
         labels = tokenizer(text_target=texts(columns[target]), truncation=True, max_length=target_length)["input_ids"]
         return {**{name: found[name] for name in ("input_ids", "attention_mask")}, "labels": labels}
 
-    scores = task_metrics.exact_match(tokenizer) if cast(Seq2SeqTrainingArguments, args).predict_with_generate else None
+    scores = task_metrics.exact_match if cast(Seq2SeqTrainingArguments, args).predict_with_generate else None
     about = f"{len(tokenizer)} tokens in the vocabulary"
     objects = text_objects(material, config, tokenizer, encode, compute_metrics=scores, about=about)
     return replace(objects, data_collator=DataCollatorForSeq2Seq(tokenizer, model=objects.model))
@@ -267,13 +285,20 @@ class Images:
 
     def __getitem__(self, index: int) -> JSONObject:
         row = self._rows[int(index)]
-        return {"pixel_values": self._image(row), "labels": self._labels.of(row[self._label_column])}
+        cell = row[self._label_column]
+        labels = (
+            np.asarray(self._labels.mark(cell), dtype=np.float32) if isinstance(cell, list) else self._labels.of(cell)
+        )
+        return {"pixel_values": self._image(row), "labels": labels}
 
 
 def image_classification(material: TaskSource, args: TrainingArguments) -> TaskObjects:
     """Makes the objects of an image classification."""
     labels = find_labels(material, "label")
-    config = load_config(material, **labels.for_config)
+    if material.has_lists:
+        _refuse_weights(material)
+    kind: JSONObject = {"problem_type": PROBLEM_TYPE} if material.has_lists else {}
+    config = load_config(material, None, **labels.for_config, **kind)
     processor = image_processor(material)
     label_column = material.recipe.column("label")
     reader = image_reader(material, processor, config)
@@ -289,7 +314,8 @@ def image_classification(material: TaskSource, args: TrainingArguments) -> TaskO
         train=parts["train"],
         eval=parts.get("eval"),
         processing_class=processor,
-        compute_metrics=task_metrics.accuracy_and_f1,
+        compute_metrics=task_metrics.of_label_sets if material.has_lists else task_metrics.accuracy_and_f1,
+        compute_loss=find_weighted_loss(material, labels, "label"),
         about=f"labels: {shown(labels.names)}",
     )
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from trainwright.cli.user_code import check_metrics, load_function
+from trainwright.errors import needs_package
 from trainwright.evaluation.outputs import EvalPrediction
 
 Scores = dict[str, float]
@@ -25,6 +28,22 @@ def accuracy_and_f1(prediction: EvalPrediction) -> Scores:
         hits = np.sum((guessed == label) & (labels == label))
         scores.append(2 * hits / (np.sum(guessed == label) + np.sum(labels == label)))
     return {"accuracy": float(np.mean(guessed == labels)), "f1": float(np.mean(scores))}
+
+
+def of_label_sets(prediction: EvalPrediction) -> Scores:
+    """Computes F1 over all labels together and as a mean over labels, and the share of rows with all labels right.
+
+    A label that is neither there nor predicted counts 0 in the mean, as in scikit-learn.
+    """
+    guessed = np.asarray(prediction.predictions) > 0
+    labels = np.asarray(prediction.label_ids) > 0
+    hits = np.sum(guessed & labels, axis=0)
+    sizes = np.sum(guessed, axis=0) + np.sum(labels, axis=0)
+    return {
+        "f1_micro": float(2 * hits.sum() / max(sizes.sum(), 1)),
+        "f1_macro": float(np.mean(2 * hits / np.maximum(sizes, 1))),
+        "subset_accuracy": float(np.mean(np.all(guessed == labels, axis=1))),
+    }
 
 
 def of_numbers(prediction: EvalPrediction) -> Scores:
@@ -90,15 +109,71 @@ def spans(tags: Sequence[str]) -> set[Span]:
     return found
 
 
-def exact_match(tokenizer: PreTrainedTokenizerBase) -> Callable[[EvalPrediction], Scores]:
-    """Returns the scorer of texts: the share of texts without a mistake."""
+def with_texts(tokenizer: PreTrainedTokenizerBase, scorer: Scorer) -> Scorer:
+    """Returns a scorer that gets lists of texts, without special tokens and blanks at their ends, in place of ids."""
 
     def scores(prediction: EvalPrediction) -> Scores:
         written, true = (
             tokenizer.batch_decode(np.where(ids < 0, tokenizer.pad_token_id, ids), skip_special_tokens=True)
             for ids in (prediction.predictions, prediction.label_ids)
         )
-        right = [one.strip() == other.strip() for one, other in zip(written, true, strict=True)]
-        return {"exact_match": float(np.mean(right))}
+        return scorer(EvalPrediction([one.strip() for one in written], [one.strip() for one in true]))
+
+    return scores
+
+
+def exact_match(prediction: EvalPrediction) -> Scores:
+    """Computes the share of texts without a mistake."""
+    right = [one == other for one, other in zip(prediction.predictions, prediction.label_ids, strict=True)]
+    return {"exact_match": float(np.mean(right))}
+
+
+ROUGE = ("rouge1", "rouge2", "rougeL")
+
+
+def find_rouge() -> Scorer:
+    """Returns the scorer of texts by ROUGE, with stems of words, as in transformers' example of summarization.
+
+    Raises:
+        MissingPackageError: the package rouge-score is not installed.
+    """
+    with needs_package("metrics: rouge needs the package rouge-score: pip install rouge-score"):
+        from rouge_score import rouge_scorer
+    scorer: Any = rouge_scorer.RougeScorer(ROUGE, use_stemmer=True)
+
+    def scores(prediction: EvalPrediction) -> Scores:
+        pairs = zip(prediction.predictions, prediction.label_ids, strict=True)
+        found = [scorer.score(true, written) for written, true in pairs]
+        return {name: float(np.mean([one[name].fmeasure for one in found])) for name in ROUGE}
+
+    return scores
+
+
+def find_metrics(names: Sequence[str]) -> list[Scorer]:
+    """Returns the scorers that a file names.
+
+    Raises:
+        MissingPackageError: a package is missing.
+        RecipeError: a function cannot be imported.
+    """
+    return [find_rouge() if name == "rouge" else _find_function(name) for name in names]
+
+
+def _find_function(name: str) -> Scorer:
+    function = load_function(name, entry="metrics")
+
+    def scores(prediction: EvalPrediction) -> Scores:
+        return check_metrics(function(prediction), entry=f"metrics: {name}")
+
+    return scores
+
+
+def join_scorers(scorers: Sequence[Scorer]) -> Scorer | None:
+    """Returns a scorer with the scores of all; None of none. Of scores with one name, the last one counts."""
+    if len(scorers) < 2:
+        return scorers[0] if scorers else None
+
+    def scores(prediction: EvalPrediction) -> Scores:
+        return {name: value for scorer in scorers for name, value in scorer(prediction).items()}
 
     return scores

@@ -14,6 +14,7 @@ from transformers.image_processing_utils import BaseImageProcessor
 
 from trainwright.capabilities.mixture.dataset import MixtureDataset
 from trainwright.cli.tasks import findings
+from trainwright.cli.tasks.class_weights import WeightedLoss
 from trainwright.cli.tasks.models import load_config, load_model, load_tokenizer, max_length
 from trainwright.cli.tasks.source import ModelConfig, Row, Rows, TaskSource, texts
 from trainwright.config.arguments import TrainingArguments
@@ -38,6 +39,9 @@ class TaskObjects:
     data_collator: Callable[..., object] | None = None
     compute_metrics: Callable[..., dict[str, float]] | None = None
     preprocess_logits: Callable[..., object] | None = None
+    compute_loss: WeightedLoss | None = None  # in place of the model's own
+    pairs: str | None = None  # form of pairs: text or messages
+    reference: nn.Module | None = None  # of the task preference; None for the model before training
     about: str = ""  # short text for the console
 
 

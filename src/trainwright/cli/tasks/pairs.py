@@ -1,0 +1,218 @@
+"""Pairs of answers of which one is preferred: rows of text or of messages, as TRL takes them, that keep their names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from trainwright._types import JSONObject, counted
+from trainwright.cli.recipe.schema import Recipe
+from trainwright.cli.tasks.chat import end_tokens, use_template
+from trainwright.cli.tasks.conversations import ConversationError, is_conversation, read_messages
+from trainwright.cli.tasks.models import load_config, load_model, load_reference, load_tokenizer, max_length
+from trainwright.cli.tasks.source import Row, Rows, TaskSource
+from trainwright.cli.tasks.task_objects import TaskObjects, origin_of
+from trainwright.config.arguments import TrainingArguments
+from trainwright.support.findings import Finding
+
+ROW_COLUMN = "trainwright_row"  # place of a pair among the rows, until TRL has left out what is too long
+ROLES = {"prompt": "user", "chosen": "assistant", "rejected": "assistant"}
+
+
+def preference(material: TaskSource, args: TrainingArguments) -> TaskObjects:
+    """Makes the objects of a preference."""
+    objects = _pair_objects(material, args)
+    part = material.recipe.preference
+    if part is None or part.reference is None:
+        return objects
+    return TaskObjects(**{**vars_of(objects), "reference": load_reference(material, part.reference)})
+
+
+def reward(material: TaskSource, args: TrainingArguments) -> TaskObjects:
+    """Makes the objects of a model that scores."""
+    return _pair_objects(material, args, num_labels=1)
+
+
+def vars_of(objects: TaskObjects) -> JSONObject:
+    """Returns the fields of the objects."""
+    return {name: getattr(objects, name) for name in objects.__dataclass_fields__}
+
+
+def _pair_objects(material: TaskSource, args: TrainingArguments, **settings: object) -> TaskObjects:
+    is_chat = has_messages(material)
+    rows = {name: _read(material, part, name, is_chat=is_chat) for name, part in material.parts}
+
+    def corpus() -> Iterator[str]:
+        for row in rows["train"]:
+            for cell in row.values():
+                yield from (str(turn["content"]) for turn in cell) if isinstance(cell, list) else [str(cell)]
+
+    tokenizer = load_tokenizer(material, args, corpus)
+    if material.recipe.model.learn_tokenizer is not None:
+        _end_no_text(tokenizer)
+    num_added = use_template(material, tokenizer) if is_chat else 0
+    if tokenizer.eos_token is None:
+        material.wrong("this tokenizer has no token that ends a text (eos_token).", "model", "tokenizer")
+    config = load_config(material, tokenizer, **settings)
+    if config.get_text_config().pad_token_id is None:
+        config.get_text_config().pad_token_id = tokenizer.pad_token_id
+    cast(Any, args).max_length = max_length(material, tokenizer, config)
+    model = load_model(material, config)
+    _fit_to(model, tokenizer, has_new_tokens=num_added > 0, is_chat=is_chat)
+    parts = {name: _as_dataset(found) for name, found in rows.items()}
+    form = "messages" if is_chat else "text"
+    return TaskObjects(
+        model=model,
+        train=parts["train"],
+        eval=parts.get("eval"),
+        processing_class=tokenizer,
+        pairs=form,
+        about=f"pairs of {form}",
+    )
+
+
+def prompt_column(recipe: Recipe, names: Sequence[str]) -> str | None:
+    """Returns the column of prompts; None if both answers begin with theirs."""
+    name = recipe.column("prompt")
+    return name if name in names or "prompt" in recipe.data.columns else None
+
+
+def column_names(rows: Rows) -> list[str]:
+    """Returns the columns of some rows."""
+    return list(rows.column_names) if hasattr(rows, "column_names") else list(rows[0])
+
+
+def has_messages(material: TaskSource) -> bool:
+    """Returns whether pairs are of messages: the file says so, or names a chat template, or a cell has some."""
+    data = material.recipe.data
+    if data.pairs is not None:
+        return data.pairs == "messages"
+    if data.chat_template is not None:
+        return True
+    return any(
+        is_conversation(cell)
+        for _, rows in material.parts
+        for role in ("chosen", "rejected")
+        for cell in material.column(rows, role)
+    )
+
+
+def _read(material: TaskSource, rows: Rows, part: str, *, is_chat: bool) -> list[JSONObject]:
+    """Returns the pairs as TRL takes them; adds the findings in them."""
+    name = prompt_column(material.recipe, column_names(rows))
+    roles = {"chosen": material.recipe.column("chosen"), "rejected": material.recipe.column("rejected")}
+    roles = roles if name is None else {"prompt": name, **roles}
+    read = _as_messages if is_chat else _as_text
+    found: list[JSONObject] = []
+    equal: list[int] = []
+    wrong: dict[str, list[int]] = {}
+    for place, cells in enumerate(zip(*(_cells(rows, column) for column in roles.values()), strict=True)):
+        try:
+            pair = {role: read(cell, role) for role, cell in zip(roles, cells, strict=True)}
+        except ConversationError as error:
+            wrong.setdefault(str(error), []).append(place)
+            continue
+        if pair["chosen"] == pair["rejected"]:
+            equal.append(place)
+        found.append({**pair, ROW_COLUMN: place})
+    table = material.table(part, rows)
+    problems = [
+        f"data.columns: {table.listed(places)} of {part}: {problem}. Fill the answers in, or remove the rows."
+        for problem, places in wrong.items()
+    ]
+    material.tree.refuse([(("data", "columns"), problem) for problem in problems])
+    if equal:
+        material.found.append(
+            Finding(
+                "warning",
+                f"both answers are equal in {counted(len(equal), 'pair')} of {part}, which teach nothing: "
+                f"{table.listed(equal)}.",
+                "Remove them.",
+                check="pairs",
+                rows=table.names(equal),
+                entry="data.columns.rejected",
+            )
+        )
+    return found
+
+
+def _cells(rows: Rows, name: str) -> list[Any]:
+    return list(rows[name]) if hasattr(rows, "column_names") else [row.get(name) for row in rows]
+
+
+def _as_text(cell: object, role: str) -> str:
+    if not isinstance(cell, str) or not (cell.strip() or role == "prompt"):
+        raise ConversationError(f"the column {role} has no text")
+    return cell
+
+
+def _as_messages(cell: object, role: str) -> list[JSONObject]:
+    found: list[JSONObject] = list(read_messages(cell, ROLES[role]))
+    if not found or not any(turn.get("content") or turn.get("tool_calls") for turn in found):
+        raise ConversationError(f"the column {role} has no message")
+    return found
+
+
+def _end_no_text(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Lets a tokenizer that was learned here end no text by itself: TRL puts the end after an answer."""
+    from tokenizers import processors
+
+    begin = tokenizer.bos_token
+    backend: Any = tokenizer
+    backend.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{begin} $A", pair=f"{begin} $A $B", special_tokens=[(begin, tokenizer.bos_token_id)]
+    )
+
+
+def _fit_to(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, has_new_tokens: bool, is_chat: bool) -> None:
+    embeddings: Any = model.get_input_embeddings()
+    if has_new_tokens and embeddings.num_embeddings < len(tokenizer):
+        model.resize_token_embeddings(len(tokenizer))
+    generation: Any = getattr(model, "generation_config", None)
+    if is_chat and generation is not None:
+        generation.eos_token_id = end_tokens(tokenizer)
+
+
+def _as_dataset(rows: Sequence[Mapping[str, Any]]) -> Any:
+    from datasets import Dataset
+
+    return Dataset.from_list([dict(row) for row in rows])
+
+
+def name_pairs(material: TaskSource, part: str, dataset: Any) -> Any:
+    """Returns TRL's samples with the names of their rows; adds a finding with the pairs that TRL left out."""
+    rows = dict(material.parts)[part]
+    places = dataset[ROW_COLUMN][:]
+    named = dataset.remove_columns(ROW_COLUMN)
+    named.origin = origin_of(material, rows, places)
+    left_out = len(rows) - len(places)
+    if left_out:
+        material.found.append(
+            Finding(
+                "warning",
+                f"{counted(left_out, 'pair')} of {part} longer than data.max_length left out by TRL.",
+                "Raise data.max_length.",
+                check="cut_texts",
+                entry="data.max_length",
+            )
+        )
+    return named
+
+
+def score_inputs(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> Callable[[Row, str], str]:
+    """Returns the function that makes the text of an answer with its prompt, as a reward model was trained on."""
+    is_chat = recipe.data.pairs == "messages"
+
+    def render(row: Row, role: str) -> str:
+        prompt = row.get(recipe.column("prompt"))
+        answer = row.get(recipe.column(role))
+        if is_chat:
+            turns = [] if prompt is None else read_messages(prompt, "user")
+            turns = [*turns, *read_messages(answer, "assistant")]
+            return cast(str, tokenizer.apply_chat_template(turns, tokenize=False))
+        text = f"{prompt or ''}{answer or ''}"
+        return text if text.endswith(str(tokenizer.eos_token)) else f"{text}{tokenizer.eos_token}"
+
+    return render

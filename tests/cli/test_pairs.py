@@ -1,0 +1,301 @@
+"""Tasks of pairs: TRL's losses on our trainer, to the bit, with our resume, names of rows and ledger."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from trainwright.cli.recipe.recipe_reader import checked, read_tree
+from trainwright.cli.tasks import pair_trainers
+from trainwright.cli.tasks.source import load
+
+from .._support.subprocesses import run_python
+from .commands import call, done, start
+from .proved import WORDS, make_base
+
+pytest.importorskip("trl")
+pytestmark = [pytest.mark.more, pytest.mark.filterwarnings("default")]
+
+ROWS = [
+    {
+        "prompt": f"say {WORDS[number % 4]}",
+        "chosen": f" {WORDS[number % 4]} it is {'it ' * (number % 3)}",
+        "rejected": f" {WORDS[(number + 1) % 4]} say {'say ' * (number % 5)}",
+    }
+    for number in range(32)
+]
+RECIPE = """\
+task: preference
+model: {path: base}
+data: {train: pairs.jsonl, eval: some.jsonl, max_length: 32}
+training: {output_dir: run, max_steps: 12, learning_rate: 1e-2, per_device_train_batch_size: 4, use_cpu: true,
+  gradient_accumulation_steps: 2, logging_steps: 1, save_steps: 4, eval_strategy: steps, eval_steps: 6, bf16: false}
+"""
+LORA = f"{RECIPE}lora: {{r: 4, alpha: 8, target_modules: [q_proj, v_proj]}}\n"
+# What a person would write with TRL alone.
+SCRIPT = """\
+import json, random, sys
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer
+
+rows = [json.loads(line) for line in open("pairs.jsonl")]
+some = [json.loads(line) for line in open("some.jsonl")]
+task, lora = sys.argv[1], len(sys.argv) > 2
+settings = dict(
+    output_dir="theirs", max_steps=12, learning_rate=1e-2, per_device_train_batch_size=4, use_cpu=True, max_length=32,
+    gradient_accumulation_steps=2, logging_steps=1, save_strategy="no", eval_strategy="steps", eval_steps=6,
+    bf16=False, report_to="none",
+)
+adapter = None
+if lora:
+    from peft import LoraConfig
+
+    kind = "CAUSAL_LM" if task == "preference" else "SEQ_CLS"
+    adapter = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type=kind)
+if task == "preference":
+    model = AutoModelForCausalLM.from_pretrained("base")
+    kind, config = DPOTrainer, DPOConfig(**settings)
+else:
+    import transformers
+
+    transformers.set_seed(42)
+    model = AutoModelForSequenceClassification.from_pretrained("base", num_labels=1)
+    kind, config = RewardTrainer, RewardConfig(**settings)
+trainer = kind(
+    model,
+    args=config,
+    train_dataset=Dataset.from_list(random.Random(0).sample(rows, k=len(rows))),
+    eval_dataset=Dataset.from_list(random.Random(0).sample(some, k=len(some))),
+    processing_class=AutoTokenizer.from_pretrained("base"),
+    peft_config=adapter,
+)
+assert type(trainer).__mro__[2].__module__ == "transformers.trainer"
+trainer.train()
+trainer.save_model("theirs")
+json.dump(trainer.state.log_history, open("theirs/logs.json", "w"))
+"""
+LIMIT_S = 300
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a small model and pairs."""
+    folder = tmp_path_factory.mktemp("pairs")
+    make_base(folder, steps=10)
+    return folder
+
+
+def write(folder: Path, place: Path, text: str = RECIPE, rows: list[dict[str, Any]] = ROWS) -> Path:
+    """Writes pairs and a recipe into a directory that has the model too."""
+    folder.mkdir(exist_ok=True)
+    if not (folder / "base").exists():
+        (folder / "base").symlink_to(place / "base")
+    (folder / "pairs.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (folder / "some.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows[:8]))
+    (folder / "config.yaml").write_text(text)
+    return folder / "config.yaml"
+
+
+def logs(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    kept = [entry for entry in history if "loss" in entry]
+    return [{name: value for name, value in entry.items() if name not in ("epoch", "num_tokens")} for entry in kept]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("ledger", [False, True])
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("task", ["preference", "reward"])
+def test_weights_and_losses_are_those_of_a_script_of_trl(
+    task: str, lora: bool, ledger: bool, place: Path, tmp_path: Path
+) -> None:
+    text = (LORA if lora else RECIPE).replace("task: preference", f"task: {task}")
+    done("train", str(write(tmp_path, place, text)), *(("--ledger", "true") if ledger else ()))
+    (tmp_path / "script.py").write_text(SCRIPT)
+    run_python(str(tmp_path / "script.py"), task, *(["lora"] if lora else []), cwd=tmp_path, timeout_s=LIMIT_S)
+    name = "adapter_model.safetensors" if lora else "model.safetensors"
+    ours, theirs = (load_file(tmp_path / folder / name) for folder in ("run", "theirs"))
+    assert ours.keys() == theirs.keys()
+    assert [one for one in ours if not ours[one].equal(theirs[one])] == []
+    state = json.loads((tmp_path / "run" / "trainer_state.json").read_text())
+    found = logs(state["log_history"])
+    wanted = logs(json.loads((tmp_path / "theirs" / "logs.json").read_text()))
+    assert [entry["loss"] for entry in found] == [entry["loss"] for entry in wanted]
+    assert found[0]["grad_norm"] == wanted[0]["grad_norm"]
+
+
+@pytest.mark.process
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("text", [RECIPE, LORA, RECIPE.replace("preference", "reward")], ids=["full", "lora", "reward"])
+def test_a_run_that_was_killed_goes_on_to_the_same_weights(text: str, place: Path, tmp_path: Path) -> None:
+    text = text.replace("max_steps: 12", "max_steps: 60")
+    broken = write(tmp_path / "broken", place, text).parent
+    process = start("train", "config.yaml", folder=broken)
+    until = time.monotonic() + LIMIT_S
+    while not (broken / "run" / "checkpoint-8").exists():
+        if process.poll() is not None or time.monotonic() > until:
+            process.kill()
+            pytest.fail(process.communicate()[1])
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert not (broken / "run" / "trainer_state.json").exists()
+    shown = done("resume", str(broken / "run"))
+    assert "resumes" in shown
+    whole = write(tmp_path / "whole", place, text)
+    done("train", str(whole))
+    name = "adapter_model.safetensors" if "lora" in text else "model.safetensors"
+    assert (broken / "run" / name).read_bytes() == (whole.parent / "run" / name).read_bytes()
+
+
+@pytest.mark.parametrize("task", ["preference", "reward"])
+def test_pairs_that_are_flipped_are_found_by_the_ledger_and_put_into_quarantine(
+    task: str, place: Path, tmp_path: Path
+) -> None:
+    flipped = (5, 17, 30)
+    rows = [
+        {**row, "chosen": row["rejected"], "rejected": row["chosen"]} if number in flipped else row
+        for number, row in enumerate(ROWS)
+    ]
+    text = RECIPE.replace("task: preference", f"task: {task}").replace("max_steps: 12", "num_train_epochs: 6")
+    path = write(tmp_path, place, text, rows)
+    done("train", str(path), "--ledger", "true")
+    found = json.loads(done("ledger", str(tmp_path / "run"), "top", "-n", "3", "--json"))
+    assert sorted(row["name"] for row in found) == sorted(f"pairs.jsonl:{number + 1}" for number in flipped)
+    assert all("say" in row["text"] for row in found)
+    other = tmp_path / "second"
+    done("ledger", str(tmp_path / "run"), "top", "-n", "3", "--quarantine", str(other))
+    done("train", str(path), "--output_dir", str(other), "--ledger", "true")
+    again = json.loads(done("ledger", str(other), "top", "-n", "40", "--json"))
+    assert len(again) == 29
+    losses = [row["mean_loss"] for row in again]
+    assert max(losses) < found[-1]["mean_loss"]
+
+
+def test_messages_are_written_by_the_template(place: Path, tmp_path: Path) -> None:
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": row["prompt"]}],
+            "chosen": [{"role": "assistant", "content": row["chosen"]}],
+            "rejected": [{"role": "assistant", "content": row["rejected"]}],
+        }
+        for row in ROWS
+    ]
+    shown = done("train", str(write(tmp_path, place, RECIPE, rows)), "--max_steps", "2")
+    assert "pairs of messages" in shown
+    as_text = done(
+        "train",
+        str(write(tmp_path, place)),
+        "--max_steps",
+        "2",
+        "--set",
+        "data.chat_template=plain",
+        "--output_dir",
+        str(tmp_path / "named"),
+    )
+    assert "pairs of messages" in as_text
+    lines = [
+        json.loads(line)
+        for line in done(
+            "predict", str(tmp_path / "run"), "--data", str(tmp_path / "some.jsonl"), "--json"
+        ).splitlines()
+    ]
+    assert [sorted(line) for line in lines] == [["answer", "row"]] * 8
+    assert json.loads(done("chat", str(tmp_path / "run"), "--once", "say red", "--json"))["answer"] is not None
+
+
+def test_a_trained_preference_is_evaluated_against_the_model_before(place: Path, tmp_path: Path) -> None:
+    done("train", str(write(tmp_path, place, LORA)))
+    recorded = json.loads((tmp_path / "run" / "all_results.json").read_text())
+    words = ("eval", str(tmp_path / "run"), "--data", str(tmp_path / "some.jsonl"), "--json")
+    found = json.loads(done(*words, "--output", str(tmp_path / "page.html")))
+    assert found["metrics"]["loss"] == pytest.approx(recorded["eval_loss"], rel=1e-4)
+    assert found["metrics"]["rewards/accuracies"] == recorded["eval_rewards/accuracies"]
+    assert len(found["hardest"]) == 8
+
+
+def test_a_merged_adapter_is_exported_and_a_proof_is_refused(place: Path, tmp_path: Path) -> None:
+    done("train", str(write(tmp_path, place, LORA)), "--max_steps", "2")
+    words = ("export", str(tmp_path / "run"), str(tmp_path / "merged"), "--merge")
+    refused = call(*words, "--prove")
+    assert refused.exit_code == 2
+    assert "was trained on pairs (task: preference). Export it without --prove." in " ".join(refused.output.split())
+    done(*words)
+    assert (tmp_path / "merged" / "model.safetensors").is_file()
+
+
+def test_a_reward_scores_pairs_and_single_answers(place: Path, tmp_path: Path) -> None:
+    done("train", str(write(tmp_path, place, RECIPE.replace("preference", "reward"))), "--num_train_epochs", "4")
+    run = str(tmp_path / "run")
+    found = [
+        json.loads(line) for line in done("predict", run, "--data", str(tmp_path / "some.jsonl"), "--json").splitlines()
+    ]
+    assert sum(line["margin"] > 0 for line in found) >= 6
+    single = [{"prompt": row["prompt"], "text": row["chosen"]} for row in ROWS[:8]]
+    (tmp_path / "single.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in single))
+    scores = [
+        json.loads(line)
+        for line in done("predict", run, "--data", str(tmp_path / "single.jsonl"), "--json").splitlines()
+    ]
+    assert [line["score"] for line in scores] == pytest.approx([line["chosen"] for line in found], rel=1e-4)
+    words = ("eval", run, "--data", str(tmp_path / "some.jsonl"), "--json", "--output", str(tmp_path / "page.html"))
+    assert json.loads(done(*words))["metrics"]["accuracy"] >= 0.75
+
+
+def test_without_trl_it_is_said_first(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pair_trainers, "find_spec", lambda name: None)
+    result = call("train", str(write(tmp_path, place)))
+    assert result.exit_code == 2
+    assert "task: preference needs the package trl: pip install trl" in result.output
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"prompt": "say red", "chosen": " red", "rejected": ""}, "the column rejected has no text"),
+        ({"prompt": "say red", "chosen": None, "rejected": " x"}, "the column chosen has no text"),
+    ],
+)
+def test_a_pair_without_an_answer_is_named(row: dict[str, Any], said: str, place: Path, tmp_path: Path) -> None:
+    result = call("train", str(write(tmp_path, place, RECIPE, [*ROWS, row])))
+    assert result.exit_code == 2
+    assert said in " ".join(result.output.split())
+    assert "pairs.jsonl:33" in result.output
+
+
+def test_pairs_of_equal_answers_are_a_warning(place: Path, tmp_path: Path) -> None:
+    rows = [*ROWS, {"prompt": "say red", "chosen": " red", "rejected": " red"}]
+    shown = done("train", str(write(tmp_path, place, RECIPE, rows)), "--dry-run")
+    assert "both answers are equal in 1 pair of train, which teach nothing" in " ".join(shown.split())
+
+
+def test_pairs_with_one_prompt_are_held_out_together(place: Path, tmp_path: Path) -> None:
+    path = write(tmp_path, place, RECIPE.replace("eval: some.jsonl", "eval_share: 0.3"))
+    recipe = checked(read_tree(path), tmp_path)
+    material = load(recipe, read_tree(path))
+    prompts = [{row["prompt"] for row in rows} for rows in (material.train, material.eval)]
+    assert len(material.eval) == 8
+    assert not prompts[0] & prompts[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("metrics=a:b",), "metrics have no effect in preference"),
+        (("task=causal-lm",), "preference has no effect in causal-lm"),
+        (("preference.loss_type=dpo",), "'dpo' is not one of sigmoid"),
+        (("preference.reference=./nowhere",), "preference.reference: there is no"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(change: tuple[str, ...], said: str, place: Path, tmp_path: Path) -> None:
+    path = write(tmp_path, place, f"{RECIPE}preference: {{beta: 0.2}}\n")
+    result = call("train", str(path), *(word for one in change for word in ("--set", one)))
+    assert result.exit_code == 2
+    assert said in " ".join(result.output.split())

@@ -1,0 +1,200 @@
+"""Functions of the user: metrics and rows by `module:function` or a file, where their code may come from, and ROUGE."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import datasets
+import pytest
+
+from trainwright.cli.mcp_server import run_command
+from trainwright.cli.tasks.mapped_rows import map_dataset
+from trainwright.errors import DataError
+
+from .commands import call, done, small
+
+pytestmark = [pytest.mark.costly, pytest.mark.filterwarnings("default")]
+
+CODE = """\
+def score(prediction):
+    return {"yes_share": (prediction.predictions.argmax(-1) == 1).mean()}
+
+
+def words(prediction):
+    return "good"
+
+
+def clean(row):
+    if "long" in row["text"]:
+        return None
+    return {**row, "text": row["text"].upper()}
+
+
+def fail(row):
+    return row["title"]
+
+
+def nothing(row):
+    return 3
+"""
+WORDS = ("--metrics", "code.py:score", "--set", "data.map=code.py:clean")
+LIMIT_S = 100
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = small(tmp_path)
+    (tmp_path / "code.py").write_text(CODE)
+    return path
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_a_file_beside_the_recipe_gives_a_metric_and_rows(file: Path) -> None:
+    found = json.loads(done("train", str(file), *WORDS, "--json"))
+    assert 0 <= found["eval"]["eval_yes_share"] <= 1
+    assert "eval_accuracy" in found["eval"]
+    run = file.parent / "run"
+    kept = (run / "recipe.yaml").read_text()
+    assert f"{file.parent}/code.py:score" in kept
+    again = json.loads(done("eval", str(run), "--data", str(file.parent / "table.csv"), "--json"))
+    assert again["num_samples"] == 22
+    assert "yes_share" in again["metrics"]
+    lines = [
+        json.loads(line)
+        for line in done("predict", str(run), "--data", str(file.parent / "table.csv"), "--json").splitlines()
+    ]
+    assert [line["row"] for line in lines] == list(range(1, 65, 3))
+    shown = flat(done("resume", str(run), "--set", "training.max_steps=10"))
+    assert "rows of train left out by" in shown
+
+
+def test_a_module_of_the_installation_is_taken(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = file.parent / "installed"
+    installed.mkdir()
+    shutil.move(file.parent / "code.py", installed / "my_film_metrics.py")
+    monkeypatch.syspath_prepend(str(installed))
+    found = json.loads(done("train", str(file), "--metrics", "my_film_metrics:score", "--json"))
+    assert "eval_yes_share" in found["eval"]
+
+
+def test_a_module_of_the_working_directory_is_not(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.move(file.parent / "code.py", file.parent / "my_other_metrics.py")
+    monkeypatch.chdir(file.parent)
+    monkeypatch.syspath_prepend("")
+    shown = flat(call("train", str(file), "--metrics", "my_other_metrics:score").output)
+    assert "metrics: no module my_other_metrics is installed. For a file beside" in shown
+    assert "write my_other_metrics.py:FUNCTION" in shown
+
+
+def test_no_code_is_run_from_the_directory_of_a_model(file: Path) -> None:
+    done("train", str(file))
+    run = file.parent / "run"
+    shutil.copy(file.parent / "code.py", run / "code.py")
+    recipe = run / "recipe.yaml"
+    text = recipe.read_text()
+    recipe.write_text(f"{text}metrics: {run}/code.py:score\n")
+    data = ("--data", str(file.parent / "table.csv"))
+    assert "is in a directory of a model or a run" in flat(call("eval", str(run), *data).output)
+    recipe.write_text(f"{text}metrics: ../code.py:score\n")
+    assert "write ../code.py:score as an absolute path" in flat(call("eval", str(run), *data).output)
+    recipe.write_text(f"{text}metrics: code.py:score\n")
+    assert "is in a directory of a model or a run" in flat(call("resume", str(run), "--max_steps", "12").output)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--metrics", "rouge_"), "'rouge_' is neither one of rouge, nor module:function"),
+        (("--metrics", "rouge"), "rouge belongs to seq2seq, not to text-classification"),
+        (("--metrics", "code.py:scor"), "has no function 'scor'. Did you mean score?"),
+        (("--metrics", "cod.py:score"), "Did you mean code.py?"),
+        (("--metrics", "subprocess:call"), "subprocess is a module of Python itself"),
+        (("--metrics", "code.py:words"), "it returned a str, and a dict of name -> number belongs there"),
+        (("--set", "data.map=code.py:fail"), "failed at table.csv:"),
+        (("--set", "data.map=code.py:nothing"), "returned a int for table.csv:"),
+        (("--set", "data.map=clean"), "'clean' is neither module:function nor file.py:function"),
+    ],
+)
+def test_what_is_wrong_with_it_is_said(words: tuple[str, ...], said: str, file: Path) -> None:
+    result = call("train", str(file), *words)
+    assert result.exit_code != 0
+    assert said in flat(result.output)
+    assert not (file.parent / "run" / "model.safetensors").exists()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("words", [["--metrics", "code.py:score"], ["--set", "data.map=code.py:clean"]])
+def test_a_server_runs_none_of_it(words: list[str], file: Path) -> None:
+    asked = ["train", "config.yaml", "--dry-run", *words]
+    output = asyncio.run(run_command(asked, file.parent, environment={}, limit_s=LIMIT_S))
+    assert output.exit_code == 2
+    assert "is the user's code, which this server does not run" in flat(output.text + output.messages)
+
+
+def test_rows_of_a_dataset_keep_their_places() -> None:
+    rows = datasets.Dataset.from_dict({"text": ["a", "b", "c"], "label": [0, 1, 0]})
+    names = ["row 0", "row 1", "row 2"]
+    found = map_dataset(lambda row: None if row["text"] == "b" else {"text": row["text"] * 2, "label": 7}, rows, names)
+    assert found["text"][:] == ["aa", "cc"]
+    assert found.column_names == ["text", "label"]
+    assert found._indices.column(0).to_pylist() == [0, 2]
+    with pytest.raises(DataError, match="the function returned a int for row 0"):
+        map_dataset(lambda row: 3, rows, names)  # type: ignore[arg-type, return-value]
+
+
+WRITES = """\
+task: seq2seq
+model:
+  config: {model_type: bart, d_model: 16, encoder_layers: 1, decoder_layers: 1, encoder_attention_heads: 2,
+    decoder_attention_heads: 2, encoder_ffn_dim: 16, decoder_ffn_dim: 16, max_position_embeddings: 32}
+  learn_tokenizer: {kind: words, vocab_size: 64}
+data: {train: table.csv, eval_share: 0.25, columns: {source: text, target: label}, max_length: 16}
+metrics: [rouge, "code.py:shortest"]
+training: {output_dir: run, max_steps: 2, predict_with_generate: true, generation_max_length: 8, use_cpu: true}
+"""
+
+
+def test_texts_that_are_written_are_scored_by_rouge_and_a_function(tmp_path: Path) -> None:
+    pytest.importorskip("rouge_score")
+    path = small(tmp_path, WRITES)
+    (tmp_path / "code.py").write_text(
+        "def shortest(prediction):\n    return {'shortest': min(len(one) for one in prediction.label_ids)}\n"
+    )
+    found = json.loads(done("train", str(path), "--json"))["eval"]
+    assert {"eval_rouge1", "eval_rouge2", "eval_rougeL", "eval_exact_match"} <= found.keys()
+    assert found["eval_shortest"] == 2
+
+
+def test_rouge_without_its_package_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rouge_score", None)
+    result = call("train", str(small(tmp_path, WRITES.replace(', "code.py:shortest"', ""))))
+    assert result.exit_code != 0
+    assert "metrics: rouge needs the package rouge-score: pip install rouge-score" in flat(result.output)
+
+
+def test_metrics_of_texts_need_texts(tmp_path: Path) -> None:
+    path = small(tmp_path, WRITES.replace("predict_with_generate: true, generation_max_length: 8, ", ""))
+    assert "metrics compare texts that the model writes. Set training.predict_with_generate: true." in flat(
+        call("train", str(path)).output
+    )
+
+
+def test_the_numbers_of_rouge_are_those_of_its_package() -> None:
+    rouge_scorer = pytest.importorskip("rouge_score.rouge_scorer")
+    from trainwright.cli.tasks.task_metrics import find_rouge
+    from trainwright.evaluation.outputs import EvalPrediction
+
+    written = ["the cat sat", "dogs ran"]
+    true = ["a cat sits here", "the dog ran"]
+    found = find_rouge()(EvalPrediction(written, true))
+    scorer = rouge_scorer.RougeScorer(["rouge1", "rougeL"], use_stemmer=True)
+    wanted = [scorer.score(one, other)["rougeL"].fmeasure for one, other in zip(true, written, strict=True)]
+    assert found["rougeL"] == pytest.approx(sum(wanted) / 2)
+    assert set(found) == {"rouge1", "rouge2", "rougeL"}
