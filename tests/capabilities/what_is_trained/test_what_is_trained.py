@@ -198,7 +198,7 @@ def test_the_first_label_of_a_causal_model_never_counts() -> None:
     ("name", "says"),
     [
         ("state_space_model", "state space"),
-        ("words_that_are_learned", "(PROMPT_TUNING): prompt"),
+        ("words_that_are_learned", "(PROMPT_TUNING) on"),
     ],
 )
 def test_kinds_of_modules_have_their_names(name: str, says: str, tmp_path: Path) -> None:

@@ -95,12 +95,17 @@ class TrainedParameters:
     @property
     def summary(self) -> str:
         """The numbers and kinds in a line."""
-        whole = self.adapter is None and self.trained == self.parameters
-        size = "all" if whole else f"{count_text(self.trained)} of"
+        if self.adapter is not None:
+            # The adapter's own parameters are beside those of the model.
+            start = f"{count_text(self.trained)} parameters by an adapter ({self.adapter.kind}) on"
+            size = f"{start} {count_text(self.parameters)}"
+        elif self.trained == self.parameters:
+            size = f"all {count_text(self.parameters)} parameters"
+        else:
+            size = f"{count_text(self.trained)} of {count_text(self.parameters)} parameters"
         shown = ", ".join(self._described(one) for one in self.kinds if one.trained) or "nothing"
         left = ", ".join(one.kind for one in self.kinds if not one.trained)
-        by = "" if self.adapter is None else f" by an adapter ({self.adapter.kind})"
-        return f"{size} {count_text(self.parameters)} parameters{by}: {shown}" + (f"; not {left}" if left else "")
+        return f"{size}: {shown}" + (f"; not {left}" if left else "")
 
     def _described(self, one: KindOfParameters) -> str:
         name = f"{one.kind} (tied with the head)" if one.kind == EMBEDDINGS and self.is_tied else one.kind
