@@ -145,16 +145,19 @@ def checks() -> str:
 
 def entries() -> str:
     """A table of the entries of each part of a configuration file."""
-    from trainwright.cli.recipe import schema
+    from trainwright.cli.recipe import early_stopping, schema
 
     parts = {"model": schema.ModelPart, "model.learn_tokenizer": schema.LearnPart, "lora": schema.LoraPart}
     parts |= {"preference": schema.PreferencePart}
     parts |= {"data": schema.DataPart, "data.image": schema.ImagePart, "launch": schema.LaunchPart}
     found = []
+    head = ["| entry | default | meaning |", "|---|---|---|"]
     for name, kind in parts.items():
         rows = [_entry(one) for one in dataclasses.fields(kind)]
-        head = ["| entry | default | meaning |", "|---|---|---|"]
         found.append("\n".join([f"## `{name}`", "", str(kind.__doc__), "", *head, *rows]))
+    more = [f"| `{name}` | | {meaning} |" for name, meaning in early_stopping.ENTRIES.items()]
+    found.append("\n".join(["## `training`", "", "Besides the arguments:", "", *head, *more]))
+    found.append(f"## `metrics`\n\n{schema.METRICS_HELP}")
     return "\n\n".join(found)
 
 
