@@ -175,8 +175,15 @@ def test_one_bundle_for_a_cause_and_five_at_most(tmp_path: Path) -> None:
     trained(tmp_path, poison=poison, settings={"max_steps": 24, "max_skipped_steps": 0})
     names = [f"step-{step:06d}-nonfinite" for step in (3, 4, 5, 6, 7)]
     assert [folder.name for folder in folders(tmp_path)] == names
-    trained(tmp_path, poison={12: POISONS["nan"]})  # a cause that a run before it has written down
-    assert [folder.name for folder in folders(tmp_path)] == names
+    trained(tmp_path, poison={12: POISONS["nan"]})  # the same cause in another run, with other weights
+    assert [folder.name for folder in folders(tmp_path)] == [*names[1:], "step-000007-nonfinite-2"]
+
+
+def test_a_resumed_run_keeps_the_bundle_that_it_has(tmp_path: Path) -> None:
+    saves = {"save_strategy": "steps", "save_steps": 4}
+    for settings in ({"max_steps": 4}, {"max_steps": 16, "resume_from_checkpoint": True}):
+        trained(tmp_path, poison={2: POISONS["nan"]}, settings=saves | settings)
+    assert [folder.name for folder in folders(tmp_path)] == ["step-000002-nonfinite"]
 
 
 @pytest.mark.parametrize(("policy", "steps"), [("ignore", []), ("warn", [1, 2])])

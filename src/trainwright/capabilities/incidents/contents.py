@@ -165,12 +165,13 @@ def cause_in(details: JSONObject, seen: Evidence) -> list[str] | None:
     return [details["kind"], origin or details["what"], *map(str, seen.names or seen.rows)]
 
 
-def cause_of(folder: Path) -> list[str] | None:
-    """Returns the cause of a bundle; None if it was requested or cannot be read."""
+def find_cause(folder: Path, run_id: str) -> list[str] | None:
+    """Returns the cause of a bundle of a run; None for another run's, and if it was requested or cannot be read."""
     try:
-        cause: list[str] | None = bundle.read_object(folder, bundle.INCIDENT).get("cause")
+        about = bundle.read_object(folder, bundle.INCIDENT)
     except BundleError:
         return None
+    cause: list[str] | None = about.get("cause") if about.get("run_id") == run_id else None
     return cause
 
 

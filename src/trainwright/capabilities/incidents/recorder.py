@@ -368,10 +368,11 @@ class IncidentRecorder(Extension):
         return str(path), f"{note} Replay it with: trainwright replay {path}".strip()
 
     def _known(self, cause: list[str] | None) -> Path | None:
-        """Returns the bundle for the same cause, from this run or an earlier run in the directory."""
+        """Returns the bundle for the same cause, from this run, also before it was resumed."""
         if cause is None or str(cause) in self._written:
             return None if cause is None else self._written[str(cause)]
-        return next((path for path in bundle.bundles(self._root) if cause == contents.cause_of(path)), None)
+        run_id = self._run.run_id
+        return next((path for path in bundle.bundles(self._root) if cause == contents.find_cause(path, run_id)), None)
 
     def _commit(self, window: Window, seen: Evidence, details: JSONObject, cause: list[str] | None) -> Path:
         rank = int(self._hooks.args.process_index)
