@@ -6,6 +6,7 @@ Each one also derives from a built-in class, so `except ValueError` in a user's 
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
@@ -14,6 +15,29 @@ from contextlib import contextmanager
 
 class TrainwrightError(Exception):
     """Base of every error that Trainwright raises on purpose."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Returns the lines that a notebook shows, by IPython's protocol: the user's own, and the message."""
+        return list(_lines_of_user(self))
+
+
+def _lines_of_user(error: BaseException) -> Iterator[str]:
+    """Yields the traceback of an error, and of those that caused it, without the lines of installed packages."""
+    import sysconfig
+    import traceback
+
+    paths = sysconfig.get_paths()
+    inner = tuple(f"{path}/" for path in (os.path.dirname(__file__), *(paths[one] for one in ("stdlib", "purelib"))))
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(inner)]
+    cause = error.__cause__
+    if cause is not None:
+        yield from _lines_of_user(cause)
+        yield "\nThe error above caused this one:\n"
+    for entry in traceback.format_list(own or frames):
+        yield entry.rstrip("\n")
+    for entry in traceback.format_exception_only(error):
+        yield entry.rstrip("\n")
 
 
 class ArgumentError(TrainwrightError, ValueError):

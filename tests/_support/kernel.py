@@ -66,7 +66,8 @@ class Kernel:
                 output = Output(content["name"], content["text"])
                 cell.outputs.append(output)
             elif kind == "error":
-                output = Output("error", f"{content['ename']}: {content['evalue']}")
+                lines = "\n".join(content["traceback"])
+                output = Output("error", f"{content['ename']}: {content['evalue']}", html=lines)
                 cell.outputs.append(output)
             if output is not None and seen is not None:
                 seen(output)

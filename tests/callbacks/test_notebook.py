@@ -155,6 +155,26 @@ def test_an_error_and_a_kernel_interrupt_leave_a_display_that_says_so(notebook: 
 
 @pytest.mark.more  # `make test` has no kernel of notebooks
 @pytest.mark.process
+def test_the_traceback_of_a_mistake_has_the_users_lines_alone(notebook: Kernel) -> None:
+    cell = notebook.run("def start():\n    trainer().train(resume_from_checkpoint='nowhere')\n\nstart()")
+    shown = cell.of("error")[0].html
+    assert "nowhere" in shown.splitlines()[-1]
+    assert "trainer().train(resume_from_checkpoint='nowhere')" in shown
+    assert "site-packages" not in shown
+    assert "src/trainwright" not in shown
+    code = """
+from trainwright import errors
+def read(): raise KeyError('mine')
+try: read()
+except KeyError as error: raise errors.DataError('ours') from error
+"""
+    lines = notebook.run(code).of("error")[0].html.splitlines()
+    assert lines.index("KeyError: 'mine'") < lines.index("The error above caused this one:")
+    assert lines[-1] == "trainwright.errors.DataError: ours"
+
+
+@pytest.mark.more  # `make test` has no kernel of notebooks
+@pytest.mark.process
 def test_disable_tqdm_and_log_level_error_show_no_display(notebook: Kernel) -> None:
     cell = notebook.run("_ = trainer(disable_tqdm=True).train()")
     assert not cell.of("display")

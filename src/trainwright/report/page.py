@@ -75,13 +75,16 @@ def document(title: str, sections: Iterable[str], *, note: str = "", refresh_s: 
 def tiles(facts: Iterable[tuple[str, str, str]]) -> str:
     """Returns the headline of a page: label, value and note of each fact that has a value."""
     shown = ""
-    for label, value, note in facts:
+    told = [fact for fact in facts if fact[1]]
+    # As many in a row that the last row is full, or has more than one.
+    in_a_row = min((4, 5, 3), key=lambda number: (len(told) % number == 1, -len(told) % number))
+    for label, value, note in told:
         broken = re.sub(r"(?<=[a-z])(?=[A-Z])", "<wbr>", cell_text(value))  # a long class name, between its words
         size = ' class="long"' if len(value) > 16 else ""
         notes = f"<dt>{cell_text(label)}</dt><dd{size}>{broken}</dd><dd>{cell_text(note)}</dd>"
         data = f'data-label="{cell_text(label)}" data-value="{cell_text(value)}"'
-        shown += f'<dl class="tile" {data}>{notes}</dl>' if value else ""
-    return f'<div class="tiles">{shown}</div>'
+        shown += f'<dl class="tile" {data}>{notes}</dl>'
+    return f'<div class="tiles" style="--in-a-row: {in_a_row}">{shown}</div>'
 
 
 def grid(cards: Iterable[str], kind: str = "grid") -> str:

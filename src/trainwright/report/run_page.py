@@ -114,10 +114,10 @@ def facts(record: Record, title: str) -> Iterator[tuple[str, str, str]]:
     losses = [value for value in record.series("loss")[1] if math.isfinite(value)]
     doubts = "".join(f", {name}" for name in run.findings)  # beside the metric: a leak makes it worthless
     if best is not None:
-        yield f"Best {readable(best.name).lower()}", f"{best.value:.4g}", f"at step {best.step}{doubts}"
         others = [name for name in metrics_of(record, best) if name != best.name and not name.endswith("loss")]
         for name in others[:1]:  # metric of the task
             yield readable(name), f"{metrics_of(record, best)[name]:.4g}", f"at step {best.step}{doubts}"
+        yield f"Best {readable(best.name).lower()}", f"{best.value:.4g}", f"at step {best.step}{doubts}"
     elif losses:
         yield "Loss", f"{losses[-1]:.4g}", "last logged"
     num_resumes = len(record.of("resume"))
@@ -237,9 +237,15 @@ def charts(record: Record) -> Iterator[str]:
     if loss:
         yield figure("Loss", loss, marks=events, is_wide=True, explains=True, height=300, num_points=num_points)
     if len(speed.x) > 1:
-        yield figure(f"Throughput, {unit}", [speed], marks=lines, is_wide=True, height=150, num_points=num_points)
-    titles = sorted(groups, key=lambda title: (title in LAST, not title.startswith("Loss"), len(groups[title]) < 2))
-    yield from (figure(title, groups[title], marks=lines, num_points=num_points) for title in titles)
+        groups[f"Throughput, {unit}"] = [speed]
+
+    def order(title: str) -> tuple[bool, bool, bool, bool]:
+        is_metric = title not in LAST and any(curve.name.startswith("evaluation") for curve in groups[title])
+        is_last = title in LAST or title.startswith("Throughput")
+        return is_last, not is_metric, not title.startswith("Loss"), len(groups[title]) < 2
+
+    for title in sorted(groups, key=order):
+        yield figure(title, groups[title], marks=lines, num_points=num_points)
 
 
 def place(name: str, names: list[str]) -> tuple[str, str]:

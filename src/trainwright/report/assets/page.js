@@ -1,6 +1,7 @@
 // Draws each `.plot` of the page with uPlot from the JSON in it; what a reader chose outlives a reload of the page.
 (() => {
 const INCIDENT = "incident", SAVE = "checkpoint", BEST = "best checkpoint", RESUME = "resumed";
+const WHOLE = [...Array(10).keys()].flatMap(power => [1, 2, 5].map(digit => digit * 10 ** power));  // of steps
 const DASHES = [[], [10, 6], [2, 5], [12, 5, 2, 5]];
 const chosen = JSON.parse(stored() || '{"smoothing": 0, "log": {}}');
 const color = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -105,7 +106,7 @@ function draw(plot) {
     width: plot.clientWidth, height: spec.height, legend: { show: false }, padding: [8, 16, 0, 0],
     scales: { x: { time: false, distr: spec.log_x ? 3 : 1, range: spec.labels && (() => [-0.5, spec.labels.length - 0.5]) }, y: { distr: isLog ? 3 : 1 } },
     axes: [
-      { ...axis, ...named(spec.xname), size: 26, gap: 4, space: 60, values: names, ...spec.labels && { values: categories, incrs: [1] } },
+      { ...axis, ...named(spec.xname), size: 26, gap: 4, space: 60, values: names, ...spec.xname == "step" && { incrs: WHOLE }, ...spec.labels && { values: categories, incrs: [1] } },
       { ...axis, ...named(spec.title.split(", ").pop().toLowerCase()), size: 56, gap: 6, space: 28, values: names },
     ],
     series: [{}, ...spec.curves.map((curve, i) => line(curve, i, 1)), ...strength ? spec.curves.map((curve, i) => line(curve, i, 0.25)) : []],
