@@ -27,7 +27,7 @@ from typing import Any
 from trainwright import capability_table
 from trainwright.support import log_handler
 
-__version__ = "0.3.0.dev0"
+__version__ = "0.3.0"
 
 # Module -> public names that live in it.
 _HOMES: dict[str, tuple[str, ...]] = {
