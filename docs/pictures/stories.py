@@ -108,7 +108,7 @@ def killed(folder: Path) -> None:
                 "trainwright resume runs/reviews",
                 hides=rf"^(data|model|{PLAN}) ",
             ),
-            Command("trainwright train reviews.yaml --output_dir runs/straight", hides="^[a-z]"),
+            Command("trainwright train reviews.yaml --output_dir runs/straight", hides="^[a-z]|^ {10}"),
             Command("trainwright compare runs/reviews runs/straight"),
             Command("sha256sum runs/reviews/model.safetensors runs/straight/model.safetensors"),
         ],

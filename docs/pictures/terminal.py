@@ -25,7 +25,7 @@ WIDTH = 100
 BAR = re.compile(r"^\s*\d+%\||^\d+ steps \[|^evaluation:")
 STYLES = {"Killed": "bold red", "WARNING": "yellow"}  # by the first word of a line
 OF_OTHERS = re.compile(
-    r"^(Failed to load|W\d{4} |Loading weights|Writing model shards|Warning: |\[\d{4}-.*real_accelerator)"
+    r"^(Failed to load|W\d{4} |Loading weights|Writing model shards|Warning: |\s*\[\d{4}-.*real_accelerator)"
 )  # lines of other packages
 
 
