@@ -24,7 +24,16 @@ def test_a_run_without_improvement_stops_and_is_finished(tmp_path: Path) -> None
     assert "stops after 2 evaluations without a better metric (set for it: save_strategy=steps" in shown
     state = json.loads((tmp_path / "run" / "trainer_state.json").read_text())
     assert state["global_step"] == 12
-    assert "nothing was written" in done("resume", str(tmp_path / "run"))
+    run = str(tmp_path / "run")
+    cure = f"trainwright resume {run} --set training.early_stopping_patience=N (more than it had, or null)"
+    told = " ".join(done("resume", run).split())
+    assert "nothing was written" in told
+    assert cure in told
+    refused = call("extend", run, "--steps", "4")
+    assert refused.exit_code == 2
+    assert cure in " ".join(refused.output.split())
+    done("resume", run, "--set", "training.early_stopping_patience=3")
+    assert json.loads((tmp_path / "run" / "trainer_state.json").read_text())["global_step"] == 16
 
 
 def test_what_follows_is_set_and_shown_in_the_plan(tmp_path: Path) -> None:

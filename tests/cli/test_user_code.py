@@ -11,6 +11,7 @@ from pathlib import Path
 import datasets
 import pytest
 
+from trainwright.cli import user_code
 from trainwright.cli.mcp_server import run_command
 from trainwright.cli.tasks.mapped_rows import map_dataset
 from trainwright.errors import DataError
@@ -40,15 +41,40 @@ def fail(row):
 
 def nothing(row):
     return 3
+
+
+def exits(prediction):
+    raise SystemExit(3)
+
+
+def loss(prediction):
+    return {"loss": 0.0}
+
+
+def accuracy(prediction):
+    return {"accuracy": 7.0}
+
+
+def huge(prediction):
+    return {"x": 10**400}
 """
 WORDS = ("--metrics", "code.py:score", "--set", "data.map=code.py:clean")
 LIMIT_S = 100
+
+
+@pytest.fixture(autouse=True)
+def _own_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list of functions is the test's own, and none was named before."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(user_code, "_named", set())
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = small(tmp_path)
     (tmp_path / "code.py").write_text(CODE)
+    (tmp_path / "ends.py").write_text("import sys\nsys.exit(0)\n")
+    (tmp_path / "neighbour.py").write_text("import helper\n")
     return path
 
 
@@ -93,7 +119,7 @@ def test_a_module_of_the_working_directory_is_not(file: Path, monkeypatch: pytes
     assert "write my_other_metrics.py:FUNCTION" in shown
 
 
-def test_no_code_is_run_from_the_directory_of_a_model(file: Path) -> None:
+def test_no_code_is_run_from_the_directory_of_a_model(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done("train", str(file))
     run = file.parent / "run"
     shutil.copy(file.parent / "code.py", run / "code.py")
@@ -101,11 +127,53 @@ def test_no_code_is_run_from_the_directory_of_a_model(file: Path) -> None:
     text = recipe.read_text()
     recipe.write_text(f"{text}metrics: {run}/code.py:score\n")
     data = ("--data", str(file.parent / "table.csv"))
-    assert "is in a directory of a model or a run" in flat(call("eval", str(run), *data).output)
+    assert "with which you have not trained on this machine" in flat(call("eval", str(run), *data).output)
+    words = ("--set", f"metrics={run}/code.py:score")
+    assert "is in a directory of a model or a run" in flat(call("eval", str(run), *data, *words).output)
     recipe.write_text(f"{text}metrics: ../code.py:score\n")
     assert "write ../code.py:score as an absolute path" in flat(call("eval", str(run), *data).output)
     recipe.write_text(f"{text}metrics: code.py:score\n")
-    assert "is in a directory of a model or a run" in flat(call("resume", str(run), "--max_steps", "12").output)
+    monkeypatch.setattr(user_code, "_named", set())
+    assert "with which you have not trained" in flat(call("resume", str(run), "--max_steps", "12").output)
+    words = ("--set", "metrics=code.py:score")
+    assert "is in a directory of a model or a run" in flat(call("resume", str(run), "--max_steps", "12", *words).output)
+
+
+@pytest.mark.parametrize("sign", ["pytorch_model.bin", "recipe.yaml", "journal.jsonl", "checkpoint-8", "x.safetensors"])
+def test_no_code_beside_what_a_run_or_a_model_has(sign: str, file: Path) -> None:
+    (file.parent / sign).mkdir() if sign.startswith("checkpoint") else (file.parent / sign).write_text("")
+    shown = flat(call("train", str(file), *WORDS).output)
+    assert f"has {sign}), from which no code is run" in shown
+
+
+def test_a_strangers_run_names_no_code(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor where the path is that of a file of the user, as through the working directory."""
+    done("train", str(file), *WORDS)
+    run = file.parent / "run"
+    data = ("--data", str(file.parent / "table.csv"))
+    done("predict", str(run), *data)
+    monkeypatch.setattr(user_code, "_named", set())
+    # As on another machine.
+    shutil.rmtree(file.parent / "cache")
+    monkeypatch.chdir(file.parent)
+    for words in (("predict", str(run), *data), ("eval", str(run), *data), ("resume", str(run), "--max_steps", "12")):
+        assert "with which you have not trained on this machine" in flat(call(*words).output)
+    function = f"{file.parent}/code.py:clean"
+    done("predict", str(run), *data, "--set", f"data.map={function}")
+    recipe = run / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace(function, "/proc/self/cwd/code.py:clean"))
+    shown = flat(call("predict", str(run), *data, "--set", "data.map=/proc/self/cwd/code.py:clean").output)
+    assert "is another place in each process" in shown
+
+
+def test_an_evaluation_that_fails_at_the_end_loses_no_weights(file: Path) -> None:
+    (file.parent / "code.py").write_text("def score(prediction):\n    return {'x': 1 // 0}\n")
+    words = ("--set", "training.eval_strategy=no", "--set", "training.save_strategy=no")
+    result = call("train", str(file), "--metrics", "code.py:score", *words)
+    assert result.exit_code == 2
+    assert "metrics: " in flat(result.output)
+    assert "ZeroDivisionError: integer division or modulo by zero (code.py, line 2)" in flat(result.output)
+    assert (file.parent / "run" / "model.safetensors").is_file()
 
 
 @pytest.mark.parametrize(
@@ -119,6 +187,12 @@ def test_no_code_is_run_from_the_directory_of_a_model(file: Path) -> None:
         (("--metrics", "code.py:words"), "it returned a str, and a dict of name -> number belongs there"),
         (("--set", "data.map=code.py:fail"), "failed at table.csv:"),
         (("--set", "data.map=code.py:nothing"), "returned a int for table.csv:"),
+        (("--metrics", "code.py:exits"), "the function failed: SystemExit: 3 (code.py, line "),
+        (("--metrics", "code.py:loss"), "it returned a score 'loss', which is a name of the trainer's"),
+        (("--metrics", "code.py:accuracy"), "there are two scores accuracy"),
+        (("--metrics", "code.py:huge"), "each value must be a number"),
+        (("--metrics", "ends.py:f"), "cannot be imported: SystemExit: 0"),
+        (("--metrics", "neighbour.py:f"), "No module named 'helper'. Modules beside it are not found"),
         (("--set", "data.map=clean"), "'clean' is neither module:function nor file.py:function"),
     ],
 )

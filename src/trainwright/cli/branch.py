@@ -11,7 +11,7 @@ from trainwright.checkpoint.store import CheckpointStore
 from trainwright.cli.recipe.recipe_reader import checked
 from trainwright.cli.recipe.schema import Recipe
 from trainwright.cli.recipe.yaml_tree import Tree
-from trainwright.cli.tasks.recipe_run import tree_of_run
+from trainwright.cli.tasks.recipe_run import has_stopped_early, tree_of_run
 from trainwright.errors import ArgumentError, CheckpointNotFoundError
 from trainwright.optim.schedules import COOLDOWNS
 from trainwright.support.door import MAX_STEP
@@ -113,6 +113,11 @@ def extended(
         raise CheckpointNotFoundError(f"{run} has no whole checkpoint, so it cannot be continued.")
     done = newest.state.global_step
     end = newest.state.max_steps
+    if has_stopped_early(checked(tree, folder), newest.state):
+        raise ArgumentError(
+            f"{run} was ended at step {done} by its early stopping, which would end it again. Go on with: trainwright "
+            f"resume {run} --set training.early_stopping_patience=N (more than it had, or null)."
+        )
     if steps is not None and done < end:
         raise ArgumentError(
             f"{run} has not ended: its newest checkpoint is of step {done} of {end}. `trainwright resume {run}` "

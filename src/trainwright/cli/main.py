@@ -166,7 +166,10 @@ def resume(
         if as_json:
             put_json(found)
             return
-        say("finished", f"at step {found['step']}; nothing was written. Go on with: trainwright extend {run} --steps N")
+        more = f"trainwright extend {run} --steps N"
+        if found["stopped_early"]:
+            more = f"trainwright resume {run} --set training.early_stopping_patience=N (more than it had, or null)"
+        say("finished", f"at step {found['step']}; nothing was written. Go on with: {more}")
         return
     if not launched(recipe, processes, context):
         with answering(as_json) as answer:
@@ -200,13 +203,16 @@ def extend(
 def _read(config: Path, overrides: list[str] | None, context: typer.Context) -> tuple[Recipe, Tree]:
     """Reads a configuration file; one error lists all mistakes, in the file, in the options and in the data."""
     from trainwright.cli.recipe.recipe_reader import checked, read_tree
+    from trainwright.cli.user_code import allow_functions
 
     def in_data(recipe: Recipe, tree: Tree) -> list[tuple[tuple[str, ...], str]]:
         from trainwright.cli.tasks.source import problems_of_data  # loads torch
 
+        allow_functions(tree.value, config.absolute().parent)
         return problems_of_data(recipe, tree)
 
     tree = read_tree(config, overrides or (), context.args, also=in_data)
+    allow_functions(tree.value, config.absolute().parent)
     return checked(tree, config.absolute().parent, also=in_data), tree
 
 

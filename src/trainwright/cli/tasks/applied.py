@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from trainwright._types import RECIPE_NAME, JSONObject
 from trainwright.checkpoint.weights import export_model, weight_files
@@ -27,7 +26,7 @@ from trainwright.cli.tasks.export import (
     merge,
 )
 from trainwright.cli.tasks.source import SUFFIXES
-from trainwright.cli.user_code import SUFFIX
+from trainwright.cli.user_code import SUFFIX, allow_functions, find_functions
 from trainwright.config.arguments import TrainingArguments
 from trainwright.engine import sharded_state
 from trainwright.errors import ArgumentError, CheckpointNotFoundError, DataError, did_you_mean
@@ -135,22 +134,17 @@ def recipe_at(
     """
     tree = _tree(run, task, overrides, scratch=scratch)
     _check_code(tree)
+    allow_functions(tree.value, Path.cwd(), words=overrides)
     _point(tree, data, place, output_dir=scratch / "out")
     return checked(tree, Path.cwd()), tree
 
 
 def _check_code(tree: Tree) -> None:
     """Refuses functions in files that are named from where the recipe is: beside a model, which may be a stranger's."""
-    data = tree.value.get("data")
-    metrics = tree.value.get("metrics")
-    named: list[tuple[tuple[str, ...], Any]] = [
-        (("metrics",), one) for one in (metrics if isinstance(metrics, list) else [metrics])
-    ]
-    named += [(("data", "map"), data.get("map"))] if isinstance(data, dict) else []
     tree.refuse(
         (path, f"{'.'.join(path)}: write {one} as an absolute path. A run's recipe has it so.")
-        for path, one in named
-        if isinstance(one, str) and f"{SUFFIX}:" in one and not Path(one).is_absolute()
+        for path, one in find_functions(tree.value)
+        if f"{SUFFIX}:" in one and not Path(one).is_absolute()
     )
 
 

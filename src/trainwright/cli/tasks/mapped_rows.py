@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from trainwright.cli.user_code import describe_failure
 from trainwright.errors import DataError
 
 Row = dict[str, Any]
@@ -27,9 +28,9 @@ def map_row(function: Function, row: Mapping[str, Any], name: object) -> Row | N
     """
     try:
         found = function(dict(row))
-    # whatever the user's function raises
-    except Exception as error:
-        raise DataError(f"data.map: the function failed at {name}: {type(error).__name__}: {error}") from error
+    # whatever the user's function raises, an exit too
+    except (Exception, SystemExit) as error:
+        raise DataError(f"data.map: the function failed at {name}: {describe_failure(error)}") from error
     if found is None:
         return None
     if not isinstance(found, Mapping):

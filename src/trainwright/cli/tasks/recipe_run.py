@@ -38,6 +38,7 @@ from trainwright.cli.tasks.task_trainer import (
     make_task_trainer,
     make_trainer_of_pairs,
 )
+from trainwright.cli.user_code import allow_functions, remember_functions
 from trainwright.config.arguments import TrainingArguments
 from trainwright.errors import ArgumentError, CheckpointError, RecipeError, TrainwrightError
 from trainwright.hub.access import model_problem, without_retries
@@ -260,6 +261,7 @@ def run(recipe: Recipe, tree: Tree, say: Say) -> JSONObject:
     saved = CheckpointStore(args.output_dir).steps()
     if args.should_save:
         write_text(kept, HEAD + dump(plain(recipe)))
+        remember_functions(plain(recipe))
         save_base_config(trainer.model, Path(args.output_dir))
     with names_the_resume(Path(args.output_dir), say):
         try:
@@ -270,6 +272,8 @@ def run(recipe: Recipe, tree: Tree, say: Say) -> JSONObject:
             ):  # refused: no resume inherits it
                 write_text(kept, before)
             raise
+    # Before the last evaluation, which may fail.
+    trainer.save_model(_internal_call=True)
     trainer.save_metrics("train", result.metrics)
     found = [{"check": one["check"], "text": one["text"]} for one in read_findings(str(args.output_dir))]
     scores: dict[str, float] = {}
@@ -280,7 +284,6 @@ def run(recipe: Recipe, tree: Tree, say: Say) -> JSONObject:
         if found:
             names = ", ".join(dict.fromkeys(one["check"] for one in found))
             say("findings", f"{names} (shown above, and kept in {JOURNAL_NAME})")
-    trainer.save_model(_internal_call=True)
     trainer.save_state()
     if args.should_save and recipe.model.learn_tokenizer is not None:
         remove_learned(Path(args.output_dir))
@@ -343,7 +346,9 @@ def tree_of_run(folder: Path, overrides: Sequence[str], typed: Sequence[str] = (
     path = folder / RECIPE_NAME
     if not path.is_file():
         raise RecipeError(f"There is no {path}, so `trainwright train` did not start a run in that directory. {cure}")
-    return read_tree(path, overrides, typed)
+    tree = read_tree(path, overrides, typed)
+    allow_functions(tree.value, folder, words=[*overrides, *typed])
+    return tree
 
 
 def read_run(folder: Path, overrides: Sequence[str], typed: Sequence[str] = ()) -> tuple[Recipe, Tree]:
@@ -384,20 +389,27 @@ def find_result(recipe: Recipe) -> JSONObject | None:
     else:
         is_done = state.global_step >= state.max_steps > 0
         is_done = is_done and recipe.training.get("num_train_epochs", 3) <= state.num_train_epochs
-    if recipe.early_stopping is not None:
-        kept: Any = state.stateful_callbacks.get("EarlyStoppingCallback", {})
-        count = kept.get("attributes", {}).get("early_stopping_patience_counter", 0) if isinstance(kept, dict) else 0
-        is_done = is_done or count >= recipe.early_stopping.patience
+    is_done = is_done or has_stopped_early(recipe, state)
     if not is_done or (steps and steps[-1] != state.global_step):
         return None
     return {
         "output_dir": str(folder),
         "step": state.global_step,
+        "stopped_early": has_stopped_early(recipe, state),
         "train": _read_results(folder, "train"),
         "eval": _read_results(folder, "eval"),
         "best_checkpoint": state.best_model_checkpoint,
         "checkpoint": str(CheckpointStore(folder).path(steps[-1])) if steps else None,
     }
+
+
+def has_stopped_early(recipe: Recipe, state: TrainerState) -> bool:
+    """Returns whether a run was ended by the early stopping of its recipe."""
+    if recipe.early_stopping is None:
+        return False
+    kept: Any = state.stateful_callbacks.get("EarlyStoppingCallback", {})
+    count = kept.get("attributes", {}).get("early_stopping_patience_counter", 0) if isinstance(kept, dict) else 0
+    return bool(count >= recipe.early_stopping.patience)
 
 
 def _read_results(folder: Path, name: str) -> JSONObject:

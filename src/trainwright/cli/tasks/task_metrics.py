@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from trainwright.cli.user_code import check_metrics, load_function
-from trainwright.errors import needs_package
+from trainwright.cli.user_code import check_metrics, describe_failure, load_function
+from trainwright.errors import RecipeError, needs_package
 from trainwright.evaluation.outputs import EvalPrediction
 
 Scores = dict[str, float]
@@ -161,19 +161,32 @@ def find_metrics(names: Sequence[str]) -> list[Scorer]:
 
 def _find_function(name: str) -> Scorer:
     function = load_function(name, entry="metrics")
+    entry = f"metrics: {name}"
 
     def scores(prediction: EvalPrediction) -> Scores:
-        return check_metrics(function(prediction), entry=f"metrics: {name}")
+        try:
+            found = function(prediction)
+        # whatever the user's function raises, an exit too
+        except (Exception, SystemExit) as error:
+            raise RecipeError(f"{entry}: the function failed: {describe_failure(error)}") from error
+        return check_metrics(found, entry=entry)
 
     return scores
 
 
 def join_scorers(scorers: Sequence[Scorer]) -> Scorer | None:
-    """Returns a scorer with the scores of all; None of none. Of scores with one name, the last one counts."""
+    """Returns a scorer with the scores of all; None of none. RecipeError for two scores with one name."""
     if len(scorers) < 2:
         return scorers[0] if scorers else None
 
     def scores(prediction: EvalPrediction) -> Scores:
-        return {name: value for scorer in scorers for name, value in scorer(prediction).items()}
+        found: Scores = {}
+        for scorer in scorers:
+            more = scorer(prediction)
+            twice = sorted(found.keys() & more.keys())
+            if twice:
+                raise RecipeError(f"metrics: there are two scores {twice[0]}. Return it under another name.")
+            found |= more
+        return found
 
     return scores
