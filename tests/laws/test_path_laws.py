@@ -91,6 +91,7 @@ EXCEPTIONS = OWN_WRITERS | {
     "cli.tasks.export.staged_folder": "its own directory under a random name, whose files go " + NAMED_BY_USER,
     "cli.tasks.export_folder._write_model": "a fixed name in the directory of `staged_folder`",
     "cli.tasks.export_proof._Proof": TEMPORARY,
+    "cli.tasks.export_proof.prepared_proof": TEMPORARY,
     "cli.tasks.gguf.convert_to_gguf": "a file of one name, in a directory that this command has just written",
     "cli.tasks.models.remove_learned": "a fixed name below the run's directory; " + LINK_ITSELF,
     "capabilities.async_evaluation.watcher.Watcher._giving_signs": "its own sign, by a random name; " + LINK_ITSELF,
@@ -119,7 +120,8 @@ JOINS = {
     "checkpoint.manifest.differing_files": "reads only, after `is_outside`",
     "capabilities.mirror.remote.RemoteStore.upload": "reads only, and `_parse_name` has parsed each name",
     "cli.tasks.export.staged_folder": "names from a listing of its own directory, written as " + NAMED_BY_USER,
-    "cli.tasks.export_proof._Proof._describe_trained": "names from a listing of the checkpoint, written " + TEMPORARY,
+    "cli.tasks.export_proof._Proof._describe": "names from a listing of the checkpoint or the export, written "
+    + TEMPORARY,
     "checkpoint.weights.export_model": "a name from a listing of the checkpoint, written as " + NAMED_BY_USER,
     "checkpoint.weights.weight_files": "reads only, after `_is_file_name`",
     "capabilities.mirror.mirror.Mirror._run_files": "reads only, and the names are those of `OwnFolder.files`",
