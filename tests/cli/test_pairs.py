@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from trainwright.cli.recipe.recipe_reader import checked, read_tree
 from trainwright.cli.tasks import pair_trainers
 from trainwright.cli.tasks.source import load
+from trainwright.cli.tasks.task_trainer import make_objects, make_trainer_of_pairs
 
 from .._support.subprocesses import run_python
 from .commands import call, done, start
@@ -90,6 +91,17 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pairs")
     make_base(folder, steps=10)
     return folder
+
+
+@pytest.fixture(scope="module")
+def runs(place: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A run of each task, of one step."""
+    found = {}
+    for task in ("preference", "reward"):
+        folder = tmp_path_factory.mktemp(task)
+        done("train", str(write(folder, place, RECIPE.replace("preference", task))), "--max_steps", "1")
+        found[task] = folder / "run"
+    return found
 
 
 def write(folder: Path, place: Path, text: str = RECIPE, rows: list[dict[str, Any]] = ROWS) -> Path:
@@ -299,3 +311,66 @@ def test_what_has_no_meaning_is_refused(change: tuple[str, ...], said: str, plac
     result = call("train", str(path), *(word for one in change for word in ("--set", one)))
     assert result.exit_code == 2
     assert said in " ".join(result.output.split())
+
+
+def test_a_prompt_is_continued_as_in_training(place: Path, tmp_path: Path) -> None:
+    done("train", str(write(tmp_path, place)), "--max_steps", "1")
+    path = write(tmp_path, place)
+    run = tmp_path / "run"
+    given: list[list[list[int]]] = []
+
+    def generate(self: Any, **inputs: Any) -> Any:
+        given.append(inputs["input_ids"].tolist())
+        return inputs["input_ids"]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("transformers.LlamaForCausalLM.generate", generate)
+        done("predict", str(run), "--data", str(tmp_path / "some.jsonl"), "--batch-size", "1", "--json")
+    tree = read_tree(path)
+    recipe = checked(tree, tmp_path)
+    material = load(recipe, tree)
+    args = pair_trainers.make_arguments(recipe, recipe.training)
+    trainer = make_trainer_of_pairs(material, args, make_objects(material, args))
+    trained = dict(zip((row["prompt"] for row in material.eval), trainer.eval_dataset["prompt_ids"], strict=True))
+    assert [rows[0] for rows in given] == [trained[row["prompt"]] for row in ROWS[:8]]
+
+
+MESSAGE = [{"role": "user", "content": "say red"}]
+
+
+@pytest.mark.parametrize(
+    ("task", "row", "said"),
+    [
+        ("reward", {"prompt": "a", "chosen": "b", "rejected": None}, "the column rejected has no text"),
+        ("reward", {"prompt": "a", "chosen": "b"}, "the column rejected has no text"),
+        ("reward", {"prompt": "a", "chosen": "", "rejected": "b"}, "the column chosen has no text"),
+        ("reward", {"prompt": "a", "chosen": 5, "rejected": "b"}, "the column chosen has 5, which is not text"),
+        ("reward", {"prompt": None, "chosen": "a", "rejected": "b"}, "the column prompt has no text"),
+        ("reward", {"prompt": MESSAGE, "chosen": "a", "rejected": "b"}, "the column prompt has [{'role': 'user'"),
+        ("preference", {"prompt": None}, "the column prompt has no text"),
+        ("preference", {"prompt": 7}, "the column prompt has 7, which is not text"),
+    ],
+)
+def test_a_row_without_an_answer_gets_no_prediction(
+    task: str, row: dict[str, Any], said: str, runs: dict[str, Path], tmp_path: Path
+) -> None:
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in (*ROWS[:2], row)))
+    result = call("predict", str(runs[task]), "--data", str(tmp_path / "rows.jsonl"), "--json")
+    assert result.exit_code != 0
+    assert f"rows.jsonl:3: {said}" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("cell", [None, 5, "", [{"role": "assistant", "content": "red"}]])
+def test_a_single_answer_that_is_no_text_gets_no_score(cell: Any, runs: dict[str, Path], tmp_path: Path) -> None:
+    rows = [{"prompt": "say red", "text": " red"}, {"prompt": "say red", "text": cell}]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in rows))
+    result = call("predict", str(runs["reward"]), "--data", str(tmp_path / "rows.jsonl"), "--json")
+    assert result.exit_code != 0
+    assert "rows.jsonl:2: the column text has" in " ".join(result.output.split())
+
+
+def test_pairs_without_the_other_answer_get_no_margin(runs: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "say red", "chosen": " red"}\n')
+    result = call("predict", str(runs["reward"]), "--data", str(tmp_path / "rows.jsonl"), "--json")
+    assert result.exit_code != 0
+    assert "There is no column 'rejected', which the model reads as rejected" in " ".join(result.output.split())

@@ -18,7 +18,7 @@ from trainwright.config.arguments import TrainingArguments
 from trainwright.support.findings import Finding
 
 ROW_COLUMN = "trainwright_row"  # place of a pair among the rows, until TRL has left out what is too long
-ROLES = {"prompt": "user", "chosen": "assistant", "rejected": "assistant"}
+ROLES = {"prompt": "user", "chosen": "assistant", "rejected": "assistant", "text": "assistant"}
 
 
 def preference(material: TaskSource, args: TrainingArguments) -> TaskObjects:
@@ -104,13 +104,12 @@ def _read(material: TaskSource, rows: Rows, part: str, *, is_chat: bool) -> list
     name = prompt_column(material.recipe, column_names(rows))
     roles = {"chosen": material.recipe.column("chosen"), "rejected": material.recipe.column("rejected")}
     roles = roles if name is None else {"prompt": name, **roles}
-    read = _as_messages if is_chat else _as_text
     found: list[JSONObject] = []
     equal: list[int] = []
     wrong: dict[str, list[int]] = {}
     for place, cells in enumerate(zip(*(_cells(rows, column) for column in roles.values()), strict=True)):
         try:
-            pair = {role: read(cell, role) for role, cell in zip(roles, cells, strict=True)}
+            pair = {role: read_cell(cell, role, is_chat=is_chat) for role, cell in zip(roles, cells, strict=True)}
         except ConversationError as error:
             wrong.setdefault(str(error), []).append(place)
             continue
@@ -142,8 +141,15 @@ def _cells(rows: Rows, name: str) -> list[Any]:
     return list(rows[name]) if hasattr(rows, "column_names") else [row.get(name) for row in rows]
 
 
+def read_cell(cell: object, role: str, *, is_chat: bool) -> str | list[JSONObject]:
+    """Returns the text or the messages of a cell; ConversationError if it has none."""
+    return _as_messages(cell, role) if is_chat else _as_text(cell, role)
+
+
 def _as_text(cell: object, role: str) -> str:
-    if not isinstance(cell, str) or not (cell.strip() or role == "prompt"):
+    if cell is not None and not isinstance(cell, str):
+        raise ConversationError(f"the column {role} has {cell!r:.60}, which is not text")
+    if cell is None or not (cell.strip() or role == "prompt"):
         raise ConversationError(f"the column {role} has no text")
     return cell
 
@@ -201,8 +207,25 @@ def name_pairs(material: TaskSource, part: str, dataset: Any) -> Any:
     return named
 
 
+def roles_to_predict(recipe: Recipe, first: Row) -> tuple[str, ...]:
+    """Returns the roles of the columns that a prediction reads, by the first row: of pairs, or of single answers."""
+    if recipe.task == "preference":
+        return ("prompt",)
+    answers = ("chosen", "rejected") if recipe.column("chosen") in first else ("text",)
+    return answers if prompt_column(recipe, list(first)) is None else ("prompt", *answers)
+
+
+def check_row(recipe: Recipe, row: Row, roles: Sequence[str]) -> None:
+    """Raises ConversationError if a row lacks what a run of these pairs reads, as its training and `eval` do."""
+    for role in roles:
+        read_cell(row.get(recipe.column(role)), role, is_chat=recipe.data.pairs == "messages")
+
+
 def score_inputs(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> Callable[[Row, str], str]:
-    """Returns the function that makes the text of an answer with its prompt, as a reward model was trained on."""
+    """Returns the function that makes the text of an answer with its prompt, as a reward model was trained on.
+
+    The rows have passed `check_row`.
+    """
     is_chat = recipe.data.pairs == "messages"
 
     def render(row: Row, role: str) -> str:
@@ -212,7 +235,7 @@ def score_inputs(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> Callable
             turns = [] if prompt is None else read_messages(prompt, "user")
             turns = [*turns, *read_messages(answer, "assistant")]
             return cast(str, tokenizer.apply_chat_template(turns, tokenize=False))
-        text = f"{prompt or ''}{answer or ''}"
+        text = f"{prompt or ''}{answer}"
         return text if text.endswith(str(tokenizer.eos_token)) else f"{text}{tokenizer.eos_token}"
 
     return render
