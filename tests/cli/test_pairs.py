@@ -374,3 +374,23 @@ def test_pairs_without_the_other_answer_get_no_margin(runs: dict[str, Path], tmp
     result = call("predict", str(runs["reward"]), "--data", str(tmp_path / "rows.jsonl"), "--json")
     assert result.exit_code != 0
     assert "There is no column 'rejected', which the model reads as rejected" in " ".join(result.output.split())
+
+
+def test_a_reference_without_a_head_is_refused(place: Path, runs: dict[str, Path], tmp_path: Path) -> None:
+    path = write(tmp_path, place)
+    result = call("train", str(path), "--set", f"preference.reference={runs['reward']}")
+    assert result.exit_code == 2
+    said = "preference.reference: the weights lack lm_head.weight, which would be random. Take a complete model"
+    assert said in " ".join(result.output.split())
+
+
+def test_an_adapter_in_place_of_a_model_is_refused(place: Path, tmp_path: Path) -> None:
+    path = write(tmp_path, place, LORA)
+    done("train", str(path), "--max_steps", "1")
+    (tmp_path / "run").rename(tmp_path / "adapter")
+    for entry in ("model.path", "preference.reference"):
+        result = call("train", str(path), "--set", f"{entry}=./adapter")
+        assert result.exit_code == 2
+        shown = " ".join(result.output.split())
+        assert f"{entry}: " in shown
+        assert "--merge, and name FOLDER here" in shown
