@@ -304,6 +304,15 @@ def test_pairs_with_one_prompt_are_held_out_together(place: Path, tmp_path: Path
         (("task=causal-lm",), "preference has no effect in causal-lm"),
         (("preference.loss_type=dpo",), "'dpo' is not one of sigmoid"),
         (("preference.reference=./nowhere",), "preference.reference: there is no"),
+        (("preference.beta=0",), "preference.beta: 0 must be above 0"),
+        (("preference.beta=0", "preference.loss_type=ipo"), "preference.beta: 0 must be above 0"),
+        (
+            ("preference.label_smoothing=0.3",),
+            "preference.label_smoothing has no effect with loss_type sigmoid; it belongs to robust, exo_pair",
+        ),
+        (("preference.label_smoothing=0.5", "preference.loss_type=robust"), "0.5 must be below 0.5"),
+        (("preference.loss_type=exo_pair",), "preference.label_smoothing: 0.0 must be above 0 and below 1"),
+        (("training.eval_async=true",), "training.eval_async is impossible in preference"),
     ],
 )
 def test_what_has_no_meaning_is_refused(change: tuple[str, ...], said: str, place: Path, tmp_path: Path) -> None:
@@ -394,3 +403,56 @@ def test_an_adapter_in_place_of_a_model_is_refused(place: Path, tmp_path: Path) 
         shown = " ".join(result.output.split())
         assert f"{entry}: " in shown
         assert "--merge, and name FOLDER here" in shown
+
+
+def test_a_loss_that_smooths_trains(place: Path, tmp_path: Path) -> None:
+    for loss in ("robust", "exo_pair"):
+        path = write(tmp_path, place, f"{RECIPE}preference: {{loss_type: {loss}, label_smoothing: 0.1}}\n")
+        done("train", str(path), "--max_steps", "1", "--output_dir", str(tmp_path / loss))
+
+
+@pytest.mark.process
+def test_a_warning_of_trl_is_no_error(place: Path, tmp_path: Path) -> None:
+    checkpointing = "gradient_checkpointing: true, gradient_checkpointing_kwargs: {use_reentrant: false}"
+    text = RECIPE.replace("bf16: false", f"bf16: false, {checkpointing}")
+    process = start("train", str(write(tmp_path, place, f"{text}{LORA.removeprefix(RECIPE)}")), folder=tmp_path)
+    shown = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, shown
+
+
+def test_messages_that_share_no_beginning_are_named(place: Path, tmp_path: Path) -> None:
+    def talk(question: str, answer: str) -> list[dict[str, str]]:
+        return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+    rows = [
+        {"chosen": talk(row["prompt"], row["chosen"]), "rejected": talk(row["prompt"], row["rejected"])} for row in ROWS
+    ]
+    rows[3]["rejected"] = talk("say something", "no")
+    rows[6] = {role: turns[1:] for role, turns in rows[6].items()}
+    path = write(tmp_path, place, RECIPE, rows)
+    result = call("train", str(path))
+    assert result.exit_code == 2
+    shown = " ".join(result.output.split())
+    assert "of train: both answers share no first message" in shown
+    assert "pairs.jsonl:4" in shown
+    assert "pairs.jsonl:7" in shown
+    done("train", str(write(tmp_path, place, RECIPE.replace("preference", "reward"), rows)), "--max_steps", "1")
+
+
+@pytest.mark.parametrize("task", ["preference", "reward"])
+def test_pairs_that_are_too_long_are_shown(
+    task: str, place: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [dict(row) for row in ROWS]
+    rows[3]["prompt"] = "say red " * 40
+    text = RECIPE.replace("preference", task).replace("eval: some.jsonl, ", "eval_share: 0, ")
+    text = text.replace("eval_strategy: steps, eval_steps: 6, ", "")
+    path = write(tmp_path, place, text, rows)
+    done("train", str(path), "--max_steps", "1")
+    said = "data.max_length: 1 pair of train longer than 32 tokens left out by TRL. Raise data.max_length."
+    assert said in caplog.messages
+    other = ("--output_dir", str(tmp_path / "other"))
+    result = call("train", str(path), "--set", "data.max_length=2", *other)
+    assert result.exit_code == 2
+    said = "data.max_length: all 32 pairs of train are longer than the 2 tokens of data.max_length."
+    assert said in " ".join(result.output.split())

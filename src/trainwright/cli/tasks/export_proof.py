@@ -236,7 +236,8 @@ class _Proof:
         self._bits: str | None = None
         self._recipe_of_run: Recipe | None = None
         self._is_whole_hold_out = False
-        self._rows: tuple[Any, Shape | None, str] = ([], None, "")
+        # Set by read_rows().
+        self._rows: tuple[Any, TaskSource, str]
         file = recipe_file(run)
         self._task = None if file is not None else guess_task(source)
         self._file = file
@@ -440,9 +441,7 @@ class _Proof:
 
     def _evaluate(self, place: Path, model: Model, rows: Any, source: TaskSource) -> _Evaluated:
         recipe, tree = self._recipe(place)
-        material = TaskSource(
-            recipe, tree, rows, [], shape=source.shape, has_lists=source.has_lists, model=model
-        )
+        material = TaskSource(recipe, tree, rows, [], shape=source.shape, has_lists=source.has_lists, model=model)
         return _Evaluated.make(material)
 
     def _evaluate_exported(self, place: Path, model: Model, rows: Any, source: TaskSource) -> _Evaluated | None:

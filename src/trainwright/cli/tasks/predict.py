@@ -378,9 +378,7 @@ class _Predictor:
         )
         inputs.pop("token_type_ids", None)
         num_closing = 0 if closes else self._num_closing()
-        on_device = {
-            name: value[:, : value.shape[1] - num_closing].to(self._device) for name, value in inputs.items()
-        }
+        on_device = {name: value[:, : value.shape[1] - num_closing].to(self._device) for name, value in inputs.items()}
         ids = self._model.generate(
             **on_device,
             max_new_tokens=self._max_new_tokens,
