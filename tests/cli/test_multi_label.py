@@ -119,3 +119,70 @@ def test_a_row_without_a_list_is_named(tmp_path: Path) -> None:
         file.write(json.dumps({"text": "a film", "label": "good"}) + "\n")
     shown = " ".join(call("train", str(path)).output.split())
     assert "'good' is not a list of labels, and other rows have lists. Write [] for no label." in shown
+
+
+@pytest.mark.parametrize("form", ["lists", "columns"])
+def test_an_export_is_proved(form: str, tmp_path: Path) -> None:
+    done("train", str(write(tmp_path, form)), "--max_steps", "2")
+    shown = done("export", str(tmp_path / "run"), str(tmp_path / "out"), "--prove")
+    assert "largest difference 0" in shown
+    assert "f1_micro" in shown
+
+
+@pytest.mark.parametrize(
+    ("cell", "said"),
+    [
+        ([None, "good"], "None is not a label"),
+        ([["good"]], "['good'] is not a label"),
+        ([1, 2.0, True], "2.0 is not a label"),
+        ([True], "True is not a label"),
+        (None, "None is not a list of labels"),
+        (["good", ""], "'' is not a label"),
+    ],
+)
+@pytest.mark.parametrize("is_json", [False, True])
+def test_a_list_with_something_else_is_named(cell: Any, said: str, is_json: bool, tmp_path: Path) -> None:
+    path = write(tmp_path, "lists")
+    rows = [dict(row) for row in ROWS]
+    rows[3]["label"] = cell
+    if is_json:
+        rows = [{**row, "label": json.dumps(row["label"])} for row in rows]
+        said = said.replace("None is not a list", "'null' is not a list")
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    result = call("train", str(path))
+    assert result.exit_code == 2
+    shown = " ".join(result.output.split())
+    assert said in shown
+    assert "rows.jsonl:4" in shown
+
+
+def test_whole_numbers_are_labels(tmp_path: Path) -> None:
+    path = write(tmp_path, "lists")
+    rows = [{**row, "label": [2, 5] if number % 2 else [5]} for number, row in enumerate(ROWS)]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    done("train", str(path), "--max_steps", "2")
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert sorted(config["label2id"]) == ["2", "5"]
+
+
+def test_an_empty_cell_of_a_column_of_0_and_1_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path, "columns")
+    table = tmp_path / "table.csv"
+    lines = table.read_text().splitlines()
+    lines[6] = f"{lines[6].split(',')[0]},,1"
+    table.write_text("\n".join(lines) + "\n")
+    result = call("train", str(path))
+    assert result.exit_code == 2
+    shown = " ".join(result.output.split())
+    assert "the cell of the column 'good' is empty" in shown
+    assert "table.csv:7" in shown
+
+
+def test_rows_that_are_not_used_may_lack_labels(tmp_path: Path) -> None:
+    path = write(tmp_path, "columns")
+    table = tmp_path / "table.csv"
+    lines = [f"{line},{number % 8 == 6}" for number, line in enumerate(table.read_text().splitlines())]
+    lines[0] = lines[0].replace("False", "left_out")
+    lines[6] = f"{lines[6].split(',')[0]},,1,True"
+    table.write_text("\n".join(lines) + "\n")
+    done("train", str(path), "--max_steps", "2", "--set", "data.where={left_out: 'False'}")

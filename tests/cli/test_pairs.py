@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from trainwright.cli.recipe.recipe_reader import checked, read_tree
 from trainwright.cli.tasks import pair_trainers
 from trainwright.cli.tasks.source import load
+from trainwright.cli.tasks.task_trainer import make_objects, make_trainer_of_pairs
 
 from .._support.subprocesses import run_python
 from .commands import call, done, start
@@ -90,6 +91,17 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pairs")
     make_base(folder, steps=10)
     return folder
+
+
+@pytest.fixture(scope="module")
+def runs(place: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A run of each task, of one step."""
+    found = {}
+    for task in ("preference", "reward"):
+        folder = tmp_path_factory.mktemp(task)
+        done("train", str(write(folder, place, RECIPE.replace("preference", task))), "--max_steps", "1")
+        found[task] = folder / "run"
+    return found
 
 
 def write(folder: Path, place: Path, text: str = RECIPE, rows: list[dict[str, Any]] = ROWS) -> Path:
@@ -292,10 +304,155 @@ def test_pairs_with_one_prompt_are_held_out_together(place: Path, tmp_path: Path
         (("task=causal-lm",), "preference has no effect in causal-lm"),
         (("preference.loss_type=dpo",), "'dpo' is not one of sigmoid"),
         (("preference.reference=./nowhere",), "preference.reference: there is no"),
+        (("preference.beta=0",), "preference.beta: 0 must be above 0"),
+        (("preference.beta=0", "preference.loss_type=ipo"), "preference.beta: 0 must be above 0"),
+        (
+            ("preference.label_smoothing=0.3",),
+            "preference.label_smoothing has no effect with loss_type sigmoid; it belongs to robust, exo_pair",
+        ),
+        (("preference.label_smoothing=0.5", "preference.loss_type=robust"), "0.5 must be below 0.5"),
+        (("preference.loss_type=exo_pair",), "preference.label_smoothing: 0.0 must be above 0 and below 1"),
+        (("training.eval_async=true",), "training.eval_async is impossible in preference"),
     ],
 )
 def test_what_has_no_meaning_is_refused(change: tuple[str, ...], said: str, place: Path, tmp_path: Path) -> None:
     path = write(tmp_path, place, f"{RECIPE}preference: {{beta: 0.2}}\n")
     result = call("train", str(path), *(word for one in change for word in ("--set", one)))
     assert result.exit_code == 2
+    assert said in " ".join(result.output.split())
+
+
+def test_a_prompt_is_continued_as_in_training(place: Path, tmp_path: Path) -> None:
+    done("train", str(write(tmp_path, place)), "--max_steps", "1")
+    path = write(tmp_path, place)
+    run = tmp_path / "run"
+    given: list[list[list[int]]] = []
+
+    def generate(self: Any, **inputs: Any) -> Any:
+        given.append(inputs["input_ids"].tolist())
+        return inputs["input_ids"]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("transformers.LlamaForCausalLM.generate", generate)
+        done("predict", str(run), "--data", str(tmp_path / "some.jsonl"), "--batch-size", "1", "--json")
+    tree = read_tree(path)
+    recipe = checked(tree, tmp_path)
+    material = load(recipe, tree)
+    args = pair_trainers.make_arguments(recipe, recipe.training)
+    trainer = make_trainer_of_pairs(material, args, make_objects(material, args))
+    trained = dict(zip((row["prompt"] for row in material.eval), trainer.eval_dataset["prompt_ids"], strict=True))
+    assert [rows[0] for rows in given] == [trained[row["prompt"]] for row in ROWS[:8]]
+
+
+MESSAGE = [{"role": "user", "content": "say red"}]
+
+
+@pytest.mark.parametrize(
+    ("task", "row", "said"),
+    [
+        ("reward", {"prompt": "a", "chosen": "b", "rejected": None}, "the column rejected has no text"),
+        ("reward", {"prompt": "a", "chosen": "b"}, "the column rejected has no text"),
+        ("reward", {"prompt": "a", "chosen": "", "rejected": "b"}, "the column chosen has no text"),
+        ("reward", {"prompt": "a", "chosen": 5, "rejected": "b"}, "the column chosen has 5, which is not text"),
+        ("reward", {"prompt": None, "chosen": "a", "rejected": "b"}, "the column prompt has no text"),
+        ("reward", {"prompt": MESSAGE, "chosen": "a", "rejected": "b"}, "the column prompt has [{'role': 'user'"),
+        ("preference", {"prompt": None}, "the column prompt has no text"),
+        ("preference", {"prompt": 7}, "the column prompt has 7, which is not text"),
+    ],
+)
+def test_a_row_without_an_answer_gets_no_prediction(
+    task: str, row: dict[str, Any], said: str, runs: dict[str, Path], tmp_path: Path
+) -> None:
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in (*ROWS[:2], row)))
+    result = call("predict", str(runs[task]), "--data", str(tmp_path / "rows.jsonl"), "--json")
+    assert result.exit_code != 0
+    assert f"rows.jsonl:3: {said}" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("cell", [None, 5, "", [{"role": "assistant", "content": "red"}]])
+def test_a_single_answer_that_is_no_text_gets_no_score(cell: Any, runs: dict[str, Path], tmp_path: Path) -> None:
+    rows = [{"prompt": "say red", "text": " red"}, {"prompt": "say red", "text": cell}]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in rows))
+    result = call("predict", str(runs["reward"]), "--data", str(tmp_path / "rows.jsonl"), "--json")
+    assert result.exit_code != 0
+    assert "rows.jsonl:2: the column text has" in " ".join(result.output.split())
+
+
+def test_pairs_without_the_other_answer_get_no_margin(runs: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "say red", "chosen": " red"}\n')
+    result = call("predict", str(runs["reward"]), "--data", str(tmp_path / "rows.jsonl"), "--json")
+    assert result.exit_code != 0
+    assert "There is no column 'rejected', which the model reads as rejected" in " ".join(result.output.split())
+
+
+def test_a_reference_without_a_head_is_refused(place: Path, runs: dict[str, Path], tmp_path: Path) -> None:
+    path = write(tmp_path, place)
+    result = call("train", str(path), "--set", f"preference.reference={runs['reward']}")
+    assert result.exit_code == 2
+    said = "preference.reference: the weights lack lm_head.weight, which would be random. Take a complete model"
+    assert said in " ".join(result.output.split())
+
+
+def test_an_adapter_in_place_of_a_model_is_refused(place: Path, tmp_path: Path) -> None:
+    path = write(tmp_path, place, LORA)
+    done("train", str(path), "--max_steps", "1")
+    (tmp_path / "run").rename(tmp_path / "adapter")
+    for entry in ("model.path", "preference.reference"):
+        result = call("train", str(path), "--set", f"{entry}=./adapter")
+        assert result.exit_code == 2
+        shown = " ".join(result.output.split())
+        assert f"{entry}: " in shown
+        assert "--merge, and name FOLDER here" in shown
+
+
+def test_a_loss_that_smooths_trains(place: Path, tmp_path: Path) -> None:
+    for loss in ("robust", "exo_pair"):
+        path = write(tmp_path, place, f"{RECIPE}preference: {{loss_type: {loss}, label_smoothing: 0.1}}\n")
+        done("train", str(path), "--max_steps", "1", "--output_dir", str(tmp_path / loss))
+
+
+@pytest.mark.process
+def test_a_warning_of_trl_is_no_error(place: Path, tmp_path: Path) -> None:
+    checkpointing = "gradient_checkpointing: true, gradient_checkpointing_kwargs: {use_reentrant: false}"
+    text = RECIPE.replace("bf16: false", f"bf16: false, {checkpointing}")
+    process = start("train", str(write(tmp_path, place, f"{text}{LORA.removeprefix(RECIPE)}")), folder=tmp_path)
+    shown = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, shown
+
+
+def test_messages_that_share_no_beginning_are_named(place: Path, tmp_path: Path) -> None:
+    def talk(question: str, answer: str) -> list[dict[str, str]]:
+        return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+    rows = [
+        {"chosen": talk(row["prompt"], row["chosen"]), "rejected": talk(row["prompt"], row["rejected"])} for row in ROWS
+    ]
+    rows[3]["rejected"] = talk("say something", "no")
+    rows[6] = {role: turns[1:] for role, turns in rows[6].items()}
+    path = write(tmp_path, place, RECIPE, rows)
+    result = call("train", str(path))
+    assert result.exit_code == 2
+    shown = " ".join(result.output.split())
+    assert "of train: both answers share no first message" in shown
+    assert "pairs.jsonl:4" in shown
+    assert "pairs.jsonl:7" in shown
+    done("train", str(write(tmp_path, place, RECIPE.replace("preference", "reward"), rows)), "--max_steps", "1")
+
+
+@pytest.mark.parametrize("task", ["preference", "reward"])
+def test_pairs_that_are_too_long_are_shown(
+    task: str, place: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [dict(row) for row in ROWS]
+    rows[3]["prompt"] = "say red " * 40
+    text = RECIPE.replace("preference", task).replace("eval: some.jsonl, ", "eval_share: 0, ")
+    text = text.replace("eval_strategy: steps, eval_steps: 6, ", "")
+    path = write(tmp_path, place, text, rows)
+    done("train", str(path), "--max_steps", "1")
+    said = "data.max_length: 1 pair of train longer than 32 tokens left out by TRL. Raise data.max_length."
+    assert said in caplog.messages
+    other = ("--output_dir", str(tmp_path / "other"))
+    result = call("train", str(path), "--set", "data.max_length=2", *other)
+    assert result.exit_code == 2
+    said = "data.max_length: all 32 pairs of train are longer than the 2 tokens of data.max_length."
     assert said in " ".join(result.output.split())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import dataclasses
+import math
 import re
 import textwrap
 import types
@@ -20,6 +21,7 @@ from trainwright.cli.recipe.known_models import fill_recipe
 from trainwright.cli.recipe.schema import (
     CHAT_TEMPLATES,
     METRICS,
+    SMOOTHED,
     TASKS,
     DataPart,
     ImagePart,
@@ -508,6 +510,11 @@ def _contradictions_of_task(recipe: Recipe) -> Found:
             yield ("data", "columns", str(role)), f"data.columns.{role}: {said}"
     if recipe.preference is not None and recipe.task != "preference":
         yield ("preference",), f"preference has no effect in {recipe.task}. Remove it, or set task: preference."
+    if recipe.preference is not None and recipe.task == "preference":
+        yield from _problems_of_preference(recipe.preference)
+    if spec.is_paired and recipe.training.get("eval_async"):
+        said = "TRL's trainers evaluate in the process that trains. Remove it."
+        yield ("training", "eval_async"), f"training.eval_async is impossible in {recipe.task}: {said}"
     if spec.is_paired and recipe.metrics:
         yield ("metrics",), f"metrics have no effect in {recipe.task}: TRL's trainers have their own."
     if spec.is_paired and data.sources:
@@ -523,6 +530,23 @@ def _contradictions_of_task(recipe: Recipe) -> Found:
             said = "only the label of a classification may have several columns."
             yield ("data", "columns", str(role)), f"data.columns.{role}: {said}"
     yield from _idle(recipe)
+
+
+def _problems_of_preference(part: PreferencePart) -> Found:
+    """Yields settings of a loss with which it has no value, or teaches nothing."""
+    loss = part.loss_type
+    if not 0 < part.beta < math.inf:
+        said = f"{part.beta} must be above 0: the loss would divide by it, or be the same for all answers."
+        yield ("preference", "beta"), f"preference.beta: {said}"
+    path = ("preference", "label_smoothing")
+    name = ".".join(path)
+    smoothing = part.label_smoothing
+    if loss not in SMOOTHED and smoothing != 0:
+        yield path, f"{name} has no effect with loss_type {loss}; it belongs to {', '.join(SMOOTHED)}. Remove it."
+    if loss == "robust" and not smoothing < 0.5:
+        yield path, f"{name}: {smoothing} must be below 0.5 with loss_type robust, which divides by 1 - 2 times it."
+    if loss == "exo_pair" and not 0 < smoothing < 1:
+        yield path, f"{name}: {smoothing} must be above 0 and below 1 with loss_type exo_pair; its paper has 0.001."
 
 
 def _idle(recipe: Recipe) -> Found:

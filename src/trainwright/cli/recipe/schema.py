@@ -77,6 +77,8 @@ class LoraPart:
 
 # Losses of TRL's DPOTrainer that are a mean over pairs.
 PAIR_LOSSES = ("sigmoid", "hinge", "ipo", "robust", "exo_pair", "nca_pair", "sppo_hard", "apo_zero", "apo_down")
+# Those that expect some pairs the wrong way round.
+SMOOTHED = ("robust", "exo_pair")
 
 
 @dataclass(frozen=True, kw_only=True)

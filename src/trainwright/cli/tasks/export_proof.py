@@ -42,7 +42,6 @@ from trainwright.cli.recipe.schema import TASKS, Recipe
 from trainwright.cli.recipe.yaml_tree import Tree
 from trainwright.cli.tasks.applied import guess_task, recipe_at, recipe_file
 from trainwright.cli.tasks.chat import end_tokens
-from trainwright.cli.tasks.conversations import Shape
 from trainwright.cli.tasks.export import (
     ADAPTER_CONFIG_NAME,
     CONFIG_NAME,
@@ -237,7 +236,8 @@ class _Proof:
         self._bits: str | None = None
         self._recipe_of_run: Recipe | None = None
         self._is_whole_hold_out = False
-        self._rows: tuple[Any, Shape | None, str] = ([], None, "")
+        # Set by read_rows().
+        self._rows: tuple[Any, TaskSource, str]
         file = recipe_file(run)
         self._task = None if file is not None else guess_task(source)
         self._file = file
@@ -272,7 +272,7 @@ class _Proof:
         self._folder = folder
         recipe = self._recipe_of_run
         self._bits = None if recipe is None else recipe.model.quantization
-        rows, shape, rows_from = self._rows
+        rows, source, rows_from = self._rows
         trained = self._open_trained()
         self._check_settings(recipe)
         exported = self._open_exported(type(_base(trained)))
@@ -282,12 +282,12 @@ class _Proof:
         read_from = self._folder if (self._folder / CONFIG_NAME).is_file() else self._describe(exported, self._folder)
         # Before the models are evaluated, which sets entries of them.
         settings = [read_model_settings(_base(one)) for one in (trained, exported)]
-        first = self._evaluate(words, trained, rows, shape)
+        first = self._evaluate(words, trained, rows, source)
         batches = list(_batches(first))
         names = [str(name) for name in first.parts.train.origin.names]
         expected = _Reading.take(trained, batches, first.trainer)
         trained.cpu()
-        second = self._evaluate_exported(read_from, exported, rows, shape)
+        second = self._evaluate_exported(read_from, exported, rows, source)
         if second is not None:
             self._compare_tokens(first, second, names)
         got = _Reading.take(exported, batches, first.trainer if second is None else second.trainer)
@@ -344,13 +344,13 @@ class _Proof:
         # Without the files that the run trained on, which may be gone.
         return self._recipe(self._source, self._data)[0]
 
-    def _choose_rows(self, recipe: Recipe | None) -> tuple[Any, Shape | None, str]:
-        """Returns the rows, the columns of their conversations, and where they are from."""
+    def _choose_rows(self, recipe: Recipe | None) -> tuple[Any, TaskSource, str]:
+        """Returns the rows, what was read with them, and where they are from."""
         if self._data is not None or recipe is None:
             assert self._data is not None
             pointed, tree = self._recipe(self._source, self._data)
             material = load(pointed, tree)
-            return material.train, material.shape, self._data.name
+            return material.train, material, self._data.name
         assert self._file is not None
         tree = read_tree(self._file)
         material = load(checked(tree, self._file.absolute().parent), tree)
@@ -359,7 +359,7 @@ class _Proof:
         rows_from = "the hold-out" if len(held) else "the training data"
         self._is_whole_hold_out = 0 < len(held) <= NUM_ROWS
         rows = rows.select(range(min(NUM_ROWS, len(rows)))) if hasattr(rows, "select") else rows[:NUM_ROWS]
-        return rows, material.shape, rows_from
+        return rows, material, rows_from
 
     def _recipe(self, place: Path, data: Path | None = None) -> tuple[Recipe, Tree]:
         """Returns the recipe of the run, pointed at a model."""
@@ -439,14 +439,14 @@ class _Proof:
 
     # -- comparisons ---------------------------------------------------------------------------------------------------
 
-    def _evaluate(self, place: Path, model: Model, rows: Any, shape: Shape | None) -> _Evaluated:
+    def _evaluate(self, place: Path, model: Model, rows: Any, source: TaskSource) -> _Evaluated:
         recipe, tree = self._recipe(place)
-        material = TaskSource(recipe, tree, rows, [], shape=shape, model=model)
+        material = TaskSource(recipe, tree, rows, [], shape=source.shape, has_lists=source.has_lists, model=model)
         return _Evaluated.make(material)
 
-    def _evaluate_exported(self, place: Path, model: Model, rows: Any, shape: Shape | None) -> _Evaluated | None:
+    def _evaluate_exported(self, place: Path, model: Model, rows: Any, source: TaskSource) -> _Evaluated | None:
         try:
-            return self._evaluate(place, model, rows, shape)
+            return self._evaluate(place, model, rows, source)
         except RecipeError as error:
             said = f"the export cannot read the rows: {str(error).strip().splitlines()[-1].strip()}"
             self._found.append(Difference("tokenizer_config.json", said))

@@ -13,14 +13,17 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trainwright._types import JSONObject
+from trainwright.checkpoint.weights import weight_files
 from trainwright.cli.recipe.schema import LearnPart
 from trainwright.cli.tasks.adapter import quantized
+from trainwright.cli.tasks.export import ADAPTER_CONFIG_NAME, has_adapter
 from trainwright.cli.tasks.source import ModelConfig, TaskSource, first_line
 from trainwright.config.arguments import TrainingArguments
 from trainwright.config.fields import value_if_known
 from trainwright.errors import MissingPackageError, did_you_mean
 from trainwright.support.findings import Finding, some
 
+LACKS = "the weights lack {}, which would be random"
 WRITES_TEXT = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM")
 
 
@@ -58,6 +61,8 @@ def load_config(
         known = CONFIG_MAPPING[kind]()
         _check_names(material, given, known)
         return AutoConfig.for_model(kind, **{**settings, **_of_tokenizer(tokenizer, known), **given})
+    if material.model is None:
+        _refuse_adapter(material, model.path, "model", "path")
     try:
         config = AutoConfig.from_pretrained(model.path, revision=model.revision, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
@@ -90,7 +95,7 @@ def load_model(material: TaskSource, config: ModelConfig) -> PreTrainedModel:
             missing = sorted(info["missing_keys"])
             if missing and material.recipe.spec.model_class in WRITES_TEXT:
                 material.wrong(
-                    f"the weights lack {some(missing)}, which would be random, and which an adapter does not train. "
+                    f"{LACKS.format(some(missing))}, and which an adapter does not train. "
                     "Take a complete model; if its head shares the embeddings, leave out model.config."
                     "tie_word_embeddings.",
                     "model",
@@ -131,11 +136,29 @@ def load_reference(material: TaskSource, place: str) -> PreTrainedModel:
 
     kind: Any = getattr(transformers, material.recipe.spec.model_class)
     dtype = getattr(torch, material.recipe.model.dtype or "float32")
+    entry = ("preference", "reference")
+    _refuse_adapter(material, place, *entry)
     try:
-        found: PreTrainedModel = kind.from_pretrained(place, dtype=dtype, trust_remote_code=False)
+        found: PreTrainedModel
+        found, info = kind.from_pretrained(place, dtype=dtype, trust_remote_code=False, output_loading_info=True)
     except (OSError, ValueError, RuntimeError, ImportError) as error:
-        material.wrong(f"no model can be loaded from there: {first_line(error)}", "preference", "reference")
+        material.wrong(f"no model can be loaded from there: {first_line(error)}", *entry)
+    missing = sorted(info["missing_keys"])
+    if missing:
+        material.wrong(f"{LACKS.format(some(missing))}. Take a complete model that writes text.", *entry)
     return found
+
+
+def _refuse_adapter(material: TaskSource, place: str, *entry: str) -> None:
+    """Refuses a directory with an adapter alone, which has no weights of the model itself."""
+    folder = Path(place)
+    is_adapter = has_adapter(folder) or (folder / ADAPTER_CONFIG_NAME).is_file()
+    if is_adapter and not weight_files(folder):
+        material.wrong(
+            f"{place} has an adapter, without the weights of its model. Make a whole model of it: trainwright export "
+            f"{place} FOLDER --merge, and name FOLDER here.",
+            *entry,
+        )
 
 
 def _check_names(material: TaskSource, given: JSONObject, config: ModelConfig) -> None:

@@ -82,6 +82,8 @@ def make_pair_trainer(
         datasets: `train_dataset` and `eval_dataset`, as the constructor takes them.
     """
     given: JSONObject = dict(datasets)
+    # Makes accelerate's state of this process, without which a warning of TRL's constructor is an error.
+    assert args.distributed_state is not None
     if recipe.task == "preference" and (adapter is None or parts.reference is not None):
         # Without one, TRL loads the model's files again, and a model from scratch has none.
         given["ref_model"] = copy.deepcopy(parts.model) if parts.reference is None else parts.reference

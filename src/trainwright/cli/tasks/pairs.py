@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -11,14 +12,18 @@ from trainwright._types import JSONObject, counted
 from trainwright.cli.recipe.schema import Recipe
 from trainwright.cli.tasks.chat import end_tokens, use_template
 from trainwright.cli.tasks.conversations import ConversationError, is_conversation, read_messages
+from trainwright.cli.tasks.findings import described
 from trainwright.cli.tasks.models import load_config, load_model, load_reference, load_tokenizer, max_length
 from trainwright.cli.tasks.source import Row, Rows, TaskSource
 from trainwright.cli.tasks.task_objects import TaskObjects, origin_of
 from trainwright.config.arguments import TrainingArguments
 from trainwright.support.findings import Finding
 
+logger = logging.getLogger(__name__)
+
 ROW_COLUMN = "trainwright_row"  # place of a pair among the rows, until TRL has left out what is too long
-ROLES = {"prompt": "user", "chosen": "assistant", "rejected": "assistant"}
+NO_PROMPT = "both answers share no first message, which would be their prompt, and no column has one"
+ROLES = {"prompt": "user", "chosen": "assistant", "rejected": "assistant", "text": "assistant"}
 
 
 def preference(material: TaskSource, args: TrainingArguments) -> TaskObjects:
@@ -104,22 +109,25 @@ def _read(material: TaskSource, rows: Rows, part: str, *, is_chat: bool) -> list
     name = prompt_column(material.recipe, column_names(rows))
     roles = {"chosen": material.recipe.column("chosen"), "rejected": material.recipe.column("rejected")}
     roles = roles if name is None else {"prompt": name, **roles}
-    read = _as_messages if is_chat else _as_text
     found: list[JSONObject] = []
     equal: list[int] = []
     wrong: dict[str, list[int]] = {}
+    asks_for_prompt = is_chat and name is None and material.recipe.task == "preference"
     for place, cells in enumerate(zip(*(_cells(rows, column) for column in roles.values()), strict=True)):
         try:
-            pair = {role: read(cell, role) for role, cell in zip(roles, cells, strict=True)}
+            pair = {role: read_cell(cell, role, is_chat=is_chat) for role, cell in zip(roles, cells, strict=True)}
         except ConversationError as error:
             wrong.setdefault(str(error), []).append(place)
+            continue
+        if asks_for_prompt and _has_no_prompt(pair):
+            wrong.setdefault(NO_PROMPT, []).append(place)
             continue
         if pair["chosen"] == pair["rejected"]:
             equal.append(place)
         found.append({**pair, ROW_COLUMN: place})
     table = material.table(part, rows)
     problems = [
-        f"data.columns: {table.listed(places)} of {part}: {problem}. Fill the answers in, or remove the rows."
+        f"data.columns: {table.listed(places)} of {part}: {problem}. Correct the rows, or remove them."
         for problem, places in wrong.items()
     ]
     material.tree.refuse([(("data", "columns"), problem) for problem in problems])
@@ -142,8 +150,21 @@ def _cells(rows: Rows, name: str) -> list[Any]:
     return list(rows[name]) if hasattr(rows, "column_names") else [row.get(name) for row in rows]
 
 
+def _has_no_prompt(pair: Mapping[str, Any]) -> bool:
+    """Returns whether two conversations share no message before an answer, which TRL takes for their prompt."""
+    chosen, rejected = pair["chosen"], pair["rejected"]
+    return min(len(chosen), len(rejected)) < 2 or chosen[0] != rejected[0]
+
+
+def read_cell(cell: object, role: str, *, is_chat: bool) -> str | list[JSONObject]:
+    """Returns the text or the messages of a cell; ConversationError if it has none."""
+    return _as_messages(cell, role) if is_chat else _as_text(cell, role)
+
+
 def _as_text(cell: object, role: str) -> str:
-    if not isinstance(cell, str) or not (cell.strip() or role == "prompt"):
+    if cell is not None and not isinstance(cell, str):
+        raise ConversationError(f"the column {role} has {cell!r:.60}, which is not text")
+    if cell is None or not (cell.strip() or role == "prompt"):
         raise ConversationError(f"the column {role} has no text")
     return cell
 
@@ -181,28 +202,61 @@ def _as_dataset(rows: Sequence[Mapping[str, Any]]) -> Any:
     return Dataset.from_list([dict(row) for row in rows])
 
 
-def name_pairs(material: TaskSource, part: str, dataset: Any) -> Any:
-    """Returns TRL's samples with the names of their rows; adds a finding with the pairs that TRL left out."""
+def name_pairs(material: TaskSource, part: str, dataset: Any, *, length: int) -> Any:
+    """Returns TRL's samples with the names of their rows; adds and shows a finding with the pairs that TRL left out.
+
+    Args:
+        material: the rows; receives the finding.
+        part: `train` or `eval`.
+        dataset: the samples, with the places of their rows.
+        length: tokens of a pair, beyond which TRL leaves it out.
+
+    Raises:
+        RecipeError: no pair is left.
+    """
     rows = dict(material.parts)[part]
     places = dataset[ROW_COLUMN][:]
+    if not places:
+        asked = material.recipe.data.max_length
+        limit = f"{length} tokens" if asked is None else f"the {length} tokens of data.max_length"
+        material.wrong(f"all {counted(len(rows), 'pair')} of {part} are longer than {limit}.", "data", "max_length")
     named = dataset.remove_columns(ROW_COLUMN)
     named.origin = origin_of(material, rows, places)
     left_out = len(rows) - len(places)
     if left_out:
-        material.found.append(
-            Finding(
-                "warning",
-                f"{counted(left_out, 'pair')} of {part} longer than data.max_length left out by TRL.",
-                "Raise data.max_length.",
-                check="cut_texts",
-                entry="data.max_length",
-            )
+        finding = Finding(
+            "warning",
+            f"{counted(left_out, 'pair')} of {part} longer than {length} tokens left out by TRL.",
+            "Raise data.max_length.",
+            check="cut_texts",
+            entry="data.max_length",
         )
+        material.found.append(finding)
+        if not material.is_check:
+            # The other findings are shown before the trainer is made.
+            logger.warning(described(finding))
     return named
 
 
+def roles_to_predict(recipe: Recipe, first: Row) -> tuple[str, ...]:
+    """Returns the roles of the columns that a prediction reads, by the first row: of pairs, or of single answers."""
+    if recipe.task == "preference":
+        return ("prompt",)
+    answers = ("chosen", "rejected") if recipe.column("chosen") in first else ("text",)
+    return answers if prompt_column(recipe, list(first)) is None else ("prompt", *answers)
+
+
+def check_row(recipe: Recipe, row: Row, roles: Sequence[str]) -> None:
+    """Raises ConversationError if a row lacks what a run of these pairs reads, as its training and `eval` do."""
+    for role in roles:
+        read_cell(row.get(recipe.column(role)), role, is_chat=recipe.data.pairs == "messages")
+
+
 def score_inputs(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> Callable[[Row, str], str]:
-    """Returns the function that makes the text of an answer with its prompt, as a reward model was trained on."""
+    """Returns the function that makes the text of an answer with its prompt, as a reward model was trained on.
+
+    The rows have passed `check_row`.
+    """
     is_chat = recipe.data.pairs == "messages"
 
     def render(row: Row, role: str) -> str:
@@ -212,7 +266,7 @@ def score_inputs(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> Callable
             turns = [] if prompt is None else read_messages(prompt, "user")
             turns = [*turns, *read_messages(answer, "assistant")]
             return cast(str, tokenizer.apply_chat_template(turns, tokenize=False))
-        text = f"{prompt or ''}{answer or ''}"
+        text = f"{prompt or ''}{answer}"
         return text if text.endswith(str(tokenizer.eos_token)) else f"{text}{tokenizer.eos_token}"
 
     return render

@@ -8,19 +8,20 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from itertools import islice, takewhile
 from typing import IO, Any, TypeAlias
 
 import torch
 
 from trainwright._types import JSONObject, json_value
+from trainwright.cli.recipe.schema import Recipe
 from trainwright.cli.tasks.applied import Applied, arguments_of
 from trainwright.cli.tasks.chat import rendered_prompt
 from trainwright.cli.tasks.conversations import ConversationError, find_shape, read_messages
 from trainwright.cli.tasks.mapped_rows import map_row
 from trainwright.cli.tasks.models import load_config, load_model, max_length, quiet_transformers
 from trainwright.cli.tasks.multi_label import PROBLEM_TYPE
-from trainwright.cli.tasks.pairs import score_inputs
+from trainwright.cli.tasks.pairs import check_row, roles_to_predict, score_inputs
 from trainwright.cli.tasks.source import Row, TaskSource, file_names, format_of, read_rows, texts
 from trainwright.cli.tasks.task_builders import image_processor, image_reader
 from trainwright.cli.user_code import load_function
@@ -29,7 +30,6 @@ from trainwright.hub.access import without_retries
 
 Predict: TypeAlias = Callable[[list[Row]], list[JSONObject]]
 Loaded: TypeAlias = Any  # a model or tokenizer of transformers: each class has its own methods
-PAIR = ("chosen", "rejected")
 LEAST_SCORE = 0.5  # of a label, where a row may have several
 MARKS = 8  # guesses for a masked word
 PREFIX = "predicted_"  # of a prediction's column in a table
@@ -71,8 +71,10 @@ def _predict_numbered(
         raise DataError("There are no rows to predict.")
     _check_columns(material, first[1])
     with quiet_transformers(), without_retries():
-        work = _Predictor(material, torch.device(args.device), max_new_tokens=max_new_tokens)
+        work = _Predictor(material, torch.device(args.device), first[1], max_new_tokens=max_new_tokens)
     every = _chain(first, rows)
+    if work.roles:
+        every = _checked_pairs(every, material.recipe, work.roles)
     while batch := list(islice(every, size)):
         with torch.no_grad():
             found = work.by_task([row for _, row in batch])
@@ -147,14 +149,28 @@ def _chain(first: tuple[int, Row], others: Iterable[tuple[int, Row]]) -> Iterato
     yield from others
 
 
+def _checked_pairs(
+    rows: Iterable[tuple[int, Row]], recipe: Recipe, roles: tuple[str, ...]
+) -> Iterator[tuple[int, Row]]:
+    """Yields the rows of a task of pairs; DataError with the name of one that lacks an answer or a prompt."""
+    for number, row in rows:
+        try:
+            check_row(recipe, row, roles)
+        except ConversationError as error:
+            # A row that the user's function made has a number only.
+            name = getattr(row, "name", f"row {number}")
+            raise DataError(f"{name}: {error}. Fill it in, or remove the row.") from None
+        yield number, row
+
+
 def _check_columns(material: TaskSource, row: Row) -> None:
     """Raises DataError if a column of inputs is missing; labels are not needed."""
     recipe = material.recipe
     inputs = [role for role in recipe.spec.needs if role in ("text", "words", "source", "image")]
     if recipe.task == "preference":
         inputs = ["prompt"]
-    if recipe.task == "reward" and recipe.column("chosen") not in row:
-        inputs = ["text"]
+    if recipe.task == "reward":
+        inputs = ["rejected" if recipe.column("chosen") in row else "text"]
     inputs += [role for role in recipe.spec.takes if role == "text_pair" and material.has(role)]
     for role in inputs:
         name = recipe.column(role)
@@ -169,13 +185,15 @@ def _check_columns(material: TaskSource, row: Row) -> None:
 class _Predictor:
     """A loaded model, and one method for each task."""
 
-    def __init__(self, material: TaskSource, device: torch.device, *, max_new_tokens: int) -> None:
+    def __init__(self, material: TaskSource, device: torch.device, first: Row, *, max_new_tokens: int) -> None:
         from transformers import AutoTokenizer
 
         self._material = material
         self._device = device
         self._max_new_tokens = max_new_tokens
         task = material.recipe.task
+        # Columns of a task of pairs, which each row must have.
+        self.roles = roles_to_predict(material.recipe, first) if material.recipe.spec.is_paired else ()
         config = load_config(material)
         model: Loaded = load_model(material, config)
         self._model: Loaded = model.to(device).eval()
@@ -194,7 +212,8 @@ class _Predictor:
     def _preference(self, rows: list[Row]) -> list[JSONObject]:
         cells = self._cells(rows, "prompt")
         if self._material.recipe.data.pairs != "messages":
-            return [{"answer": text} for text in self._generated(texts(cells), specials=True)]
+            # In training, the text goes on after the prompt, so that no token closes it.
+            return [{"answer": text} for text in self._generated(cells, specials=True, closes=False)]
         try:
             prompts = [rendered_prompt(self._tokenizer, read_messages(cell, "user")) for cell in cells]
         except ConversationError as error:
@@ -204,11 +223,11 @@ class _Predictor:
     def _reward(self, rows: list[Row]) -> list[JSONObject]:
         recipe = self._material.recipe
         render = score_inputs(self._tokenizer, recipe)
-        if recipe.column("chosen") not in rows[0]:
+        if "text" in self.roles:
             scores = self._scores([render(row, "text") for row in rows])
             return [{"score": score} for score in scores]
         found = []
-        pairs = zip(*(self._scores([render(row, role) for row in rows]) for role in PAIR), strict=True)
+        pairs = zip(*(self._scores([render(row, role) for row in rows]) for role in self.roles[-2:]), strict=True)
         for chosen, rejected in pairs:
             found.append({"chosen": chosen, "rejected": rejected, "margin": chosen - rejected})
         return found
@@ -332,8 +351,17 @@ class _Predictor:
             raise DataError(f"A row cannot be read as a conversation: {error}.") from None
         return [{"answer": text} for text in self._generated(prompts, specials=False)]
 
-    def _generated(self, prompts: list[str], *, specials: bool) -> list[str]:
-        """Returns the text generated after each prompt, or from it; the same in each call."""
+    def _num_closing(self) -> int:
+        """Returns how many special tokens the tokenizer puts at the end of a text."""
+        marks = self._tokenizer("a", return_special_tokens_mask=True)["special_tokens_mask"]
+        return len(list(takewhile(bool, reversed(marks))))
+
+    def _generated(self, prompts: list[str], *, specials: bool, closes: bool = True) -> list[str]:
+        """Returns the text generated after each prompt, or from it; the same in each call.
+
+        With `specials`, the tokenizer adds its special tokens; without `closes`, a decoder's prompts lack those at the
+        end.
+        """
         is_decoder = not self._model.config.is_encoder_decoder
         self._tokenizer.padding_side = self._tokenizer.truncation_side = "left" if is_decoder else "right"
         length = self._length
@@ -349,7 +377,8 @@ class _Predictor:
             return_tensors="pt",
         )
         inputs.pop("token_type_ids", None)
-        on_device = {name: value.to(self._device) for name, value in inputs.items()}
+        num_closing = 0 if closes else self._num_closing()
+        on_device = {name: value[:, : value.shape[1] - num_closing].to(self._device) for name, value in inputs.items()}
         ids = self._model.generate(
             **on_device,
             max_new_tokens=self._max_new_tokens,

@@ -236,11 +236,17 @@ def _gather_labels(material: TaskSource, rows: Rows) -> Rows:
             hint = did_you_mean(missing, there)
             material.wrong(f"there is no column {missing!r}.{hint}", "data", "columns", "label")
         return rows
+    # Rows that are not used may lack labels.
+    where = {name: value for name, value in recipe.data.where.items() if name in there and name not in columns}
+    rows = _at(rows, _chosen(rows, where)) if where else rows
+    if len(rows) == 0:
+        return rows
+    name_of = material.table("train", rows).name_of
     try:
         if isinstance(named, list):
-            lists: list[list[str]] | None = join_columns({name: _cells(rows, name) for name in columns})
+            lists: list[list[str]] | None = join_columns({name: _cells(rows, name) for name in columns}, name_of)
         else:
-            lists = read_lists(_cells(rows, columns[0]))
+            lists = read_lists(_cells(rows, columns[0]), name_of)
     except DataError as error:
         material.wrong(str(error), "data", "columns", "label")
     if lists is None:

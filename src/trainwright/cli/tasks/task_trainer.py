@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from transformers import PreTrainedTokenizerBase
 
@@ -80,10 +80,11 @@ def make_trainer_of_pairs(material: TaskSource, args: TrainingArguments, parts: 
         trainer = pair_trainers.make_pair_trainer(
             material.recipe, args, parts, adapter=adapter, train_dataset=parts.train, eval_dataset=parts.eval
         )
-    trainer.train_dataset = pairs.name_pairs(material, "train", trainer.train_dataset)
+    length = cast(Any, args).max_length
+    trainer.train_dataset = pairs.name_pairs(material, "train", trainer.train_dataset, length=length)
     if trainer.eval_dataset is not None:
         part = "eval" if len(material.eval) else "train"
-        trainer.eval_dataset = pairs.name_pairs(material, part, trainer.eval_dataset)
+        trainer.eval_dataset = pairs.name_pairs(material, part, trainer.eval_dataset, length=length)
     return trainer
 
 
