@@ -81,10 +81,10 @@ def make_trainer_of_pairs(material: TaskSource, args: TrainingArguments, parts: 
             material.recipe, args, parts, adapter=adapter, train_dataset=parts.train, eval_dataset=parts.eval
         )
     length = cast(Any, args).max_length
-    trainer.train_dataset = pairs.name_pairs(material, "train", trainer.train_dataset, length=length)
-    if trainer.eval_dataset is not None:
-        part = "eval" if len(material.eval) else "train"
-        trainer.eval_dataset = pairs.name_pairs(material, part, trainer.eval_dataset, length=length)
+    for name, part in (("train_dataset", "train"), ("eval_dataset", "eval" if len(material.eval) else "train")):
+        found = getattr(trainer, name)
+        if found is not None:
+            setattr(trainer, name, pairs.name_pairs(material, part, found, length=length))
     return trainer
 
 
