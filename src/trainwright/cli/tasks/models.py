@@ -13,10 +13,9 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trainwright._types import JSONObject
-from trainwright.checkpoint.weights import weight_files
+from trainwright.checkpoint.weights import ADAPTER_FILES, weight_files
 from trainwright.cli.recipe.schema import LearnPart
 from trainwright.cli.tasks.adapter import quantized
-from trainwright.cli.tasks.export import ADAPTER_CONFIG_NAME, has_adapter
 from trainwright.cli.tasks.source import ModelConfig, TaskSource, first_line
 from trainwright.config.arguments import TrainingArguments
 from trainwright.config.fields import value_if_known
@@ -152,7 +151,7 @@ def load_reference(material: TaskSource, place: str) -> PreTrainedModel:
 def _refuse_adapter(material: TaskSource, place: str, *entry: str) -> None:
     """Refuses a directory with an adapter alone, which has no weights of the model itself."""
     folder = Path(place)
-    is_adapter = has_adapter(folder) or (folder / ADAPTER_CONFIG_NAME).is_file()
+    is_adapter = any((folder / name).is_file() for name in (*ADAPTER_FILES, "adapter_config.json"))
     if is_adapter and not weight_files(folder):
         material.wrong(
             f"{place} has an adapter, without the weights of its model. Make a whole model of it: trainwright export "

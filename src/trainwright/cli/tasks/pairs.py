@@ -152,7 +152,8 @@ def _cells(rows: Rows, name: str) -> list[Any]:
 
 def _has_no_prompt(pair: Mapping[str, Any]) -> bool:
     """Returns whether two conversations share no message before an answer, which TRL takes for their prompt."""
-    chosen, rejected = pair["chosen"], pair["rejected"]
+    chosen = pair["chosen"]
+    rejected = pair["rejected"]
     return min(len(chosen), len(rejected)) < 2 or chosen[0] != rejected[0]
 
 
