@@ -115,7 +115,7 @@ def module(name: str) -> ModuleType:
 
 def test_every_script_has_a_row() -> None:
     scripts = {path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("_")}
-    assert scripts - {"text_classification", "causal_lm"} == {one.name for one in EXAMPLES}
+    assert scripts - {"text_classification", "causal_lm", "demo"} == {one.name for one in EXAMPLES}
     readme = (FOLDER / "README.md").read_text(encoding="utf-8")
     assert [name for name in sorted(scripts) if f"{name}.py" not in readme] == []
 
