@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -576,18 +577,19 @@ def test_a_base_with_sampling_values_alone_is_tuned_saved_and_exported(
         assert found["eos_token_id"][0] == 2
 
 
-def test_sigterm_leaves_nothing_behind(place: Path, tmp_path: Path) -> None:
-    script = """
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_signal_leaves_nothing_behind(name: str, place: Path, tmp_path: Path) -> None:
+    script = f"""
 import signal, sys
 from pathlib import Path
 from trainwright.cli.main import app
 from trainwright.cli.tasks import export_folder
-export_folder._write_model = lambda *_: signal.raise_signal(signal.SIGTERM)
+export_folder._write_model = lambda *_: signal.raise_signal(signal.{name})
 app(["export", "tuned", "new", "--merge", "--prove"])
 """
     (tmp_path / "temporary").mkdir()
     before = set(place.iterdir())
-    run_python("-c", script, cwd=place, code=143, TMPDIR=str(tmp_path / "temporary"))
+    run_python("-c", script, cwd=place, code=128 + signal.Signals[name], TMPDIR=str(tmp_path / "temporary"))
     assert set(place.iterdir()) == before
     assert list((tmp_path / "temporary").iterdir()) == []
 

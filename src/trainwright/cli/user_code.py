@@ -212,6 +212,6 @@ def check_metrics(found: object, *, entry: str) -> dict[str, float]:
 def describe_failure(error: BaseException) -> str:
     """Returns what the user's code raised, and its line."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "site-packages" not in frame.filename and frame.name != "call_user"]
+    own = [frame for frame in frames if "site-packages" not in frame.filename]
     where = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
     return f"{type(error).__name__}: {error}{where}"

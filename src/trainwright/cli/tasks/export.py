@@ -182,16 +182,16 @@ def _resize_embeddings(base: Any, checkpoint: Path) -> None:
     with safe_open(path, framework="pt") as file:
         shapes = {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118 -- not a mapping
 
-    def rows_of(layer: Any) -> int | None:
+    def find_rows(layer: Any) -> int | None:
         name = next(name for name, module in base.named_modules() if module is layer)
         return next((shape[0] for key, shape in shapes.items() if f".{name}." in key and key.endswith(".weight")), None)
 
-    rows = rows_of(embeddings)
+    rows = find_rows(embeddings)
     if rows in (None, embeddings.num_embeddings):
         return
     base.resize_token_embeddings(rows, mean_resizing=False)
     head = base.get_output_embeddings()
-    if head is not None and head.weight is not base.get_input_embeddings().weight and rows_of(head) is None:
+    if head is not None and head.weight is not base.get_input_embeddings().weight and find_rows(head) is None:
         raise CheckpointError(
             f"{checkpoint}: the run added tokens, and the adapter's files lack the rows of the head for them, which "
             "peft saves with it alone. Train again with the head (lm_head) in modules_to_save."

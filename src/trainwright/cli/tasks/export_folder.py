@@ -65,19 +65,24 @@ class _NotProvedError(Exception):
 
 @contextmanager
 def _ended_in_order() -> Iterator[None]:
-    """Within it SIGTERM ends the process as Ctrl-C does, so that what is half written is deleted."""
+    """Within it SIGTERM and SIGHUP end the process as Ctrl-C does, so that what is half written is deleted."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def end(*_: object) -> None:
-        raise SystemExit(128 + signal.SIGTERM)
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, end)
+    # One that is ignored, as under nohup, stays so.
+    handlers = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)}
+    heard = {one: before for one, before in handlers.items() if before == signal.SIG_DFL}
+    for one in heard:
+        signal.signal(one, end)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for one, before in heard.items():
+            signal.signal(one, before)
 
 
 def write_export(asked: Export) -> ExportProof | None:

@@ -100,6 +100,12 @@ def find_form(trainer: Trainer) -> str | None:
     return found
 
 
+class _SendsNothing:
+    """Keeps TRL from telling the Hub which trainer is used."""
+
+    def _send_telemetry(self) -> None: ...
+
+
 @cache
 def pair_classes(task: str) -> PairClasses:
     """Returns the classes for a task: TRL's, on our trainer.
@@ -119,11 +125,8 @@ def pair_classes(task: str) -> PairClasses:
             "TRL was imported before Trainwright could take its place in it. Call trainwright.compat.install() first."
         )
 
-    class PreferenceTrainer(dpo_trainer):  # type: ignore[misc]
+    class PreferenceTrainer(_SendsNothing, dpo_trainer):  # type: ignore[misc]
         """TRL's DPOTrainer, with the loss of each pair for the ledger."""
-
-        def _send_telemetry(self) -> None:
-            """Sends nothing: TRL would tell the Hub which trainer is used."""
 
         def compute_loss(
             self, model: Any, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -140,11 +143,8 @@ def pair_classes(task: str) -> PairClasses:
                 super().compute_loss(self.model, inputs)
             return _dpo_losses(kept, inputs, self.beta)
 
-    class PairRewardTrainer(reward_trainer):  # type: ignore[misc]
+    class PairRewardTrainer(_SendsNothing, reward_trainer):  # type: ignore[misc]
         """TRL's RewardTrainer, with the loss of each pair for the ledger."""
-
-        def _send_telemetry(self) -> None:
-            """Sends nothing: TRL would tell the Hub which trainer is used."""
 
         def compute_loss(
             self, model: Any, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None

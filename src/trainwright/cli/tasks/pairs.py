@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -32,17 +33,12 @@ def preference(material: TaskSource, args: TrainingArguments) -> TaskObjects:
     part = material.recipe.preference
     if part is None or part.reference is None:
         return objects
-    return TaskObjects(**{**vars_of(objects), "reference": load_reference(material, part.reference)})
+    return replace(objects, reference=load_reference(material, part.reference))
 
 
 def reward(material: TaskSource, args: TrainingArguments) -> TaskObjects:
     """Makes the objects of a model that scores."""
     return _pair_objects(material, args, num_labels=1)
-
-
-def vars_of(objects: TaskObjects) -> JSONObject:
-    """Returns the fields of the objects."""
-    return {name: getattr(objects, name) for name in objects.__dataclass_fields__}
 
 
 def _pair_objects(material: TaskSource, args: TrainingArguments, **settings: object) -> TaskObjects:
