@@ -92,7 +92,8 @@ def make_order(dataset: DatasetLike, plan: SamplingPlan, mixture: MixturePlan) -
 def check_mixture(args: Any, train_dataset: DatasetLike) -> None:
     """Raises ArgumentError for shares of sources that do not match the data."""
     schedule = value_of(args, "mixture_schedule")
-    field, shares = ("mixture", value_of(args, "mixture")) if schedule is None else ("mixture_schedule", schedule[0][1])
+    field = "mixture" if schedule is None else "mixture_schedule"
+    shares = value_of(args, "mixture") if schedule is None else schedule[0][1]
     if shares is None or train_dataset is None:
         return
     if isinstance(train_dataset, dict):

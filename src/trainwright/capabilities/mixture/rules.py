@@ -21,7 +21,9 @@ def parse_share(value: object) -> tuple[float, bool]:
     Returns:
         The number, and whether it counts passes over the source ("all" is one pass) or is a share.
     """
-    match = re.fullmatch(r"(\S+) epochs?", "1 epoch" if value == "all" else value) if isinstance(value, str) else None
+    match = None
+    if isinstance(value, str):
+        match = re.fullmatch(r"(\S+) epochs?", "1 epoch" if value == "all" else value)
     number = float(match[1] if match else value)  # type: ignore[arg-type]
     if isinstance(value, bool) or not 0 <= number < math.inf:
         raise ValueError(value)
