@@ -137,10 +137,10 @@ def machine() -> dict[str, Any]:
     from harness import versions
     from on_gpu.models import DEVICE
 
-    from trainwright.distributed.device import name_of
+    from trainwright.distributed.device import find_name
 
     return {
-        "device": name_of(DEVICE) or DEVICE.type,
+        "device": find_name(DEVICE) or DEVICE.type,
         "cuda": torch.version.cuda,
         "date": datetime.date.today().isoformat(),
         **versions("torch", "transformers", "accelerate", "huggingface_hub", "peft"),

@@ -301,12 +301,12 @@ def _secret_values() -> list[str]:
     found = set[str]()
     for value in filter(_is_secret, values):
         lines = [line.strip() for line in value.splitlines() if len(line.strip()) >= SHORTEST_TOKEN]
-        for one in (value, *lines, *_parts_of_secret(value)):
+        for one in (value, *lines, *_split_secret(value)):
             found |= _spellings(one)
     return sorted(found, key=len, reverse=True)
 
 
-def _parts_of_secret(value: str) -> Iterator[str]:
+def _split_secret(value: str) -> Iterator[str]:
     """Yields the secrets in a value such as `AccountName=me;AccountKey=abc`, or in an object of JSON."""
     for name, one in _PART.findall(value):
         if is_secret_name(name) and _is_secret(one):

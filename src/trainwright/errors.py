@@ -18,10 +18,10 @@ class TrainwrightError(Exception):
 
     def _render_traceback_(self) -> list[str]:
         """Returns the lines that a notebook shows, by IPython's protocol: the user's own, and the message."""
-        return list(_lines_of_user(self))
+        return list(_format_user_lines(self))
 
 
-def _lines_of_user(error: BaseException) -> Iterator[str]:
+def _format_user_lines(error: BaseException) -> Iterator[str]:
     """Yields the traceback of an error, and of those that caused it, without the lines of installed packages."""
     import sysconfig
     import traceback
@@ -32,7 +32,7 @@ def _lines_of_user(error: BaseException) -> Iterator[str]:
     own = [frame for frame in frames if not frame.filename.startswith(inner)]
     cause = error.__cause__
     if cause is not None:
-        yield from _lines_of_user(cause)
+        yield from _format_user_lines(cause)
         yield "\nThe error above caused this one:\n"
     for entry in traceback.format_list(own or frames):
         yield entry.rstrip("\n")

@@ -14,7 +14,7 @@ import torch
 
 from trainwright._types import Batch, output_loss
 from trainwright.config import resolve
-from trainwright.config.behaviour import behaviour_of
+from trainwright.config.behaviour import get_behaviour
 from trainwright.errors import GenerationConfigError, ModelError
 from trainwright.evaluation import generation
 from trainwright.evaluation.outputs import PredictionOutput
@@ -50,7 +50,7 @@ class Seq2SeqTrainer(Trainer):
     _gen_kwargs: Settings = {}  # noqa: RUF012 -- replaced for the duration of a call, never mutated
 
     def _loss_rows(self, dataloader: Any) -> int | None:
-        return None if behaviour_of(self.args).weighs_eval_batches_by_rows else self.args.eval_batch_size
+        return None if get_behaviour(self.args).weighs_eval_batches_by_rows else self.args.eval_batch_size
 
     def _adopt_model(self, model: Any) -> None:
         """Also gives the model the requested generation config; warns before step 1 if generation cannot work."""
@@ -118,7 +118,7 @@ class Seq2SeqTrainer(Trainer):
         Returns:
             Name -> metric.
         """
-        with Seq2SeqTrainer._generation_of_a_call(self, gen_kwargs):
+        with Seq2SeqTrainer._override_generation(self, gen_kwargs):
             return super().evaluate(eval_dataset, ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix)
 
     def predict(
@@ -139,11 +139,11 @@ class Seq2SeqTrainer(Trainer):
         Returns:
             Predictions (token ids, padded), labels and metrics.
         """
-        with Seq2SeqTrainer._generation_of_a_call(self, gen_kwargs):
+        with Seq2SeqTrainer._override_generation(self, gen_kwargs):
             return super().predict(test_dataset, ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix)
 
     @contextmanager
-    def _generation_of_a_call(self, asked: Settings) -> Iterator[None]:
+    def _override_generation(self, asked: Settings) -> Iterator[None]:
         """Lets the settings of a call override the arguments, also in the nested evaluations of several sets."""
         before = self._gen_kwargs
         self._gen_kwargs = resolve.generation(self.args).settings(before | asked)
@@ -179,20 +179,20 @@ class Seq2SeqTrainer(Trainer):
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys=ignore_keys)
         _check_can_generate(self.model)
         batch = self._prepare_inputs(inputs)
-        task = Seq2SeqTrainer._task_of(self, batch)
+        task = Seq2SeqTrainer._make_task(self, batch)
         if task.is_joined:  # the loop weighs the loss by labels: none of these is shifted away
             inputs["labels"] = torch.nn.functional.pad(inputs["labels"], (1, 0), value=-100)
         settings = Seq2SeqTrainer._settings_for(self, task, gen_kwargs or self._gen_kwargs)
         tokens = Seq2SeqTrainer._generate(self, task, settings)
-        loss = None if task.for_loss is None else Seq2SeqTrainer._loss_of(self, model, task.for_loss)
+        loss = None if task.for_loss is None else Seq2SeqTrainer._measure_loss(self, model, task.for_loss)
         labels = None if task.labels is None else Seq2SeqTrainer._padded(self, task.labels, task, settings)
         return loss, Seq2SeqTrainer._padded(self, tokens, task, settings), labels
 
-    def _task_of(self, batch: Batch) -> generation.Task:
+    def _make_task(self, batch: Batch) -> generation.Task:
         names = self.label_names or []
         if Seq2SeqTrainer._continues_input(self, batch) and not Seq2SeqTrainer._keeps_prompts(self):
-            return generation.prompted_task_of(batch, names, pad_token_id=Seq2SeqTrainer._pad_token_id(self))
-        return generation.task_of(batch, names)
+            return generation.make_prompted_task(batch, names, pad_token_id=Seq2SeqTrainer._pad_token_id(self))
+        return generation.make_task(batch, names)
 
     def _continues_input(self, batch: Batch) -> bool:
         """Returns whether the model is decoder-only, so that its output begins with its input."""
@@ -205,7 +205,7 @@ class Seq2SeqTrainer(Trainer):
         Code written for that strips the prompt itself: an override of `prediction_step`, or a library that got this
         class from `trainwright.compat.install()`.
         """
-        if not behaviour_of(self.args).removes_prompts_from_predictions:
+        if not get_behaviour(self.args).removes_prompts_from_predictions:
             return True
         return is_overridden(self, "prediction_step") or _stands_in_for_transformers()
 
@@ -218,7 +218,7 @@ class Seq2SeqTrainer(Trainer):
         lengths = ("max_length", "max_new_tokens")
         has_length = any(name in settings or getattr(config, name, None) is not None for name in lengths)
         # Without the limit, `_generate` sets a length after the first batch.
-        is_limited = bool(task.prompt_width) or behaviour_of(self.args).limits_every_generated_batch
+        is_limited = bool(task.prompt_width) or get_behaviour(self.args).limits_every_generated_batch
         if not has_length and is_limited:
             settings["max_new_tokens" if Seq2SeqTrainer._continues_input(self, task.inputs) else "max_length"] = (
                 DEFAULT_LENGTH
@@ -231,19 +231,19 @@ class Seq2SeqTrainer(Trainer):
         with self._trainwright.services.engine.generating(self.model) as needed, torch.no_grad():
             rows = self.model.generate(**task.inputs, **{**needed, **settings})
         config = getattr(self.model, "generation_config", None)
-        is_limited = behaviour_of(self.args).limits_every_generated_batch
+        is_limited = get_behaviour(self.args).limits_every_generated_batch
         if not is_limited and config is not None and config.max_length is None:
             config.max_length = DEFAULT_LENGTH
         first = next(value for value in task.inputs.values() if isinstance(value, torch.Tensor))
         return generation.new_tokens(rows, task, batch_size=first.shape[0])
 
-    def _loss_of(self, model: Any, batch: Batch) -> torch.Tensor:
-        if not behaviour_of(self.args).generating_evaluations_use_compute_loss:
+    def _measure_loss(self, model: Any, batch: Batch) -> torch.Tensor:
+        if not get_behaviour(self.args).generating_evaluations_use_compute_loss:
             return Seq2SeqTrainer._original_loss(self, model, batch)
         smooths = self.label_smoother is not None and self.compute_loss_func is None
         # In half precision, smoothing rounds differently if it divides by the items instead of averaging over them.
         # The original does not pass the number of items here.
-        as_mean = smooths or not behaviour_of(self.args).averages_eval_loss_over_items
+        as_mean = smooths or not get_behaviour(self.args).averages_eval_loss_over_items
         num_items = None if as_mean else self._get_num_items_in_batch([batch], self.args.device)
         with torch.no_grad(), self.compute_loss_context_manager():
             loss = self.compute_loss(model, dict(batch), num_items_in_batch=num_items)

@@ -35,9 +35,9 @@ from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.config import resolve
-from trainwright.config.behaviour import behaviour_of
+from trainwright.config.behaviour import get_behaviour
 from trainwright.config.coerce import output_path
-from trainwright.config.fields import value_of
+from trainwright.config.fields import get_value
 from trainwright.data import bad_sample, columns, length_sampler, sources
 from trainwright.data.row_names import ONE_SOURCE, NamesOf
 from trainwright.engine.base import NO_CONTEXT
@@ -45,9 +45,9 @@ from trainwright.engine.precision import DTYPES, eval_precision
 from trainwright.errors import DataError, EvaluationMemoryError, warn_older_name
 from trainwright.evaluation import outputs as results
 from trainwright.evaluation.outputs import EvalLoopOutput, PredictionOutput, TrainOutput
-from trainwright.loop.driven import DrivenSteps, DrivePasses, StepResult, result_of
+from trainwright.loop.driven import DrivenSteps, DrivePasses, StepResult, make_result
 from trainwright.loop.extension import Extension
-from trainwright.loop.fit import epochs, saving_last_step, steps_of_epoch
+from trainwright.loop.fit import epochs, iterate_steps, saving_last_step
 from trainwright.loop.step import Step
 from trainwright.optim import schedules
 from trainwright.optim.parameter_groups import NO_DECAY_LAYERS, NO_DECAY_PATTERNS, get_parameter_names
@@ -55,7 +55,7 @@ from trainwright.run import build, checkpointing, checks, console, input_pipelin
 from trainwright.run.adoption import DerivedFacts
 from trainwright.run.checkpointing import Checkpointer
 from trainwright.run.parts import Parts, find_own_class, with_parts
-from trainwright.run.pickling import restore, state_of
+from trainwright.run.pickling import make_state, restore
 from trainwright.run.published import declarable, owned_by
 from trainwright.run.refusal import unchanged_if_refused, with_known_keywords
 from trainwright.run.run import Run
@@ -75,7 +75,7 @@ from trainwright.support.hooks import (
 )
 from trainwright.support.loss_normalization import LossOutput, LossRule
 from trainwright.support.replaced import current, watch
-from trainwright.support.tensor_tree import num_samples_of
+from trainwright.support.tensor_tree import count_samples
 
 if TYPE_CHECKING:
     from trainwright.capabilities.recorded_values.value_comparison import ValuesReport
@@ -204,7 +204,7 @@ class Trainer:
     ) -> None:
         with unchanged_if_refused(self):
             checks.check_models(model, model_init)
-            self.args = build.arguments_of_trainer(args, model)
+            self.args = build.apply_arguments(args, model)
             own = self._trainwright = Parts()
             own.methods = find_own_class(type(self))
             own.services = build.Services.for_arguments(self.args)
@@ -264,7 +264,7 @@ class Trainer:
             self._trainwright.services.memory_tracker.stop_and_update_metrics(stage="init")
 
     # Pickling and copying: a deep copy gets its own engine and other services, a shallow copy shares them.
-    __getstate__ = state_of
+    __getstate__ = make_state
     __setstate__ = restore
     __copy__ = with_parts
 
@@ -282,7 +282,7 @@ class Trainer:
         """Makes the engine, and with it `accelerator`."""
         if is_overridden(self, "_build_accelerator_args"):
             self._build_accelerator_args(dataloader_config=self.args.accelerator_config)
-        checks.warn_of_hooks_without_effect(self)
+        checks.warn_hooks_without_effect(self)
         self._trainwright.services.use_engine(build.make_engine(self.args, self.model))
 
     def _build_accelerator_args(self, **kwargs: Any) -> dict[str, Any]:
@@ -333,7 +333,7 @@ class Trainer:
     def _should_configure(self, model: Any) -> bool:
         """Returns whether the model, which is taken over next, gets the settings that the arguments have for it."""
         is_new = self.model is not None and self.model is not model
-        return not is_new or behaviour_of(self.args).configures_new_models
+        return not is_new or get_behaviour(self.args).configures_new_models
 
     def _use_callbacks(self, callbacks: list[Any] | None) -> None:
         """Makes the handler: default callbacks, trackers, and these."""
@@ -556,17 +556,17 @@ class Trainer:
             epochs_trained: epoch that the call to `train` began with.
             steps_trained_in_current_epoch: micro-batches of that epoch that were done before.
         """
-        for step in Trainer._steps_of_epoch(self, epoch):
+        for step in Trainer._iterate_steps(self, epoch):
             Trainer._train_on(self, step)
 
-    def _steps_of_epoch(self, epoch: int) -> Iterator[Step]:
+    def _iterate_steps(self, epoch: int) -> Iterator[Step]:
         """Yields the steps of an epoch, or its remaining steps after a resume; recounted if samples were excluded."""
         run = self._trainwright.run
         train.check_replaced(self)
         run.begin_epoch()
         if run.is_recount_due:
             run.apply_recount(epoch, None)
-        return steps_of_epoch(run, self, epoch)
+        return iterate_steps(run, self, epoch)
 
     def _train_on(self, step: Step) -> None:
         """Trains one optimizer step: forward and backward of each micro-batch, then the update."""
@@ -646,7 +646,7 @@ class Trainer:
                 return None
             with steps.ending_by_error():
                 Trainer._train_on(self, step)
-            if (result := result_of(step)) is not None:
+            if (result := make_result(step)) is not None:
                 return result
 
     @property
@@ -719,7 +719,7 @@ class Trainer:
             raise DataError("Evaluation needs an eval_dataset; pass one to Trainer or to evaluate().")
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         # otherwise a single loader for all unnamed sets
-        has_one_each = behaviour_of(self.args).keeps_eval_loader_per_dataset
+        has_one_each = get_behaviour(self.args).keeps_eval_loader_per_dataset
         is_own = dataset is self.eval_dataset or not has_one_each
         key = "eval" if is_own else "other"
         if isinstance(dataset, str):
@@ -772,13 +772,13 @@ class Trainer:
             source=ONE_SOURCE if is_training else dataloader_key or "eval",
         )
         is_columnar = columns.is_columnar(dataset) and dataset.format["type"] != "custom"
-        if is_columnar and not behaviour_of(self.args).reads_length_column_before_removal:
+        if is_columnar and not get_behaviour(self.args).reads_length_column_before_removal:
             dataset = self._remove_unused_columns(dataset, description=description)
         # The order comes first: the model does not take a column of lengths.
         length_of = input_pipeline.length_input(self.processing_class)
         model = self.model
         with bad_sample.naming_numbers(names.text):
-            sampler = input_pipeline.sampler_of(
+            sampler = input_pipeline.choose_sampler(
                 dataset, sampler_fn, self.args, length_of=length_of, batch_size=batch_size, is_training=is_training
             )
         collate = input_pipeline.sample_collator(
@@ -842,7 +842,7 @@ class Trainer:
         if self._signature_columns is None:
             takes_labels_out = self.compute_loss_func is not None or self.label_smoother is not None
             labels = self.label_names or (["labels"] if takes_labels_out else [])
-            names = list(columns.columns_of_class(self)) or model_facts.signature_columns(self.model, labels)
+            names = list(columns.read_class_columns(self)) or model_facts.signature_columns(self.model, labels)
             self._signature_columns = list(dict.fromkeys([*names, *columns.named_columns(self, self.data_collator)]))
             self._trainwright.services.adoption.note_columns(self._signature_columns)
 
@@ -865,7 +865,7 @@ class Trainer:
         Raises:
             DataError: no column is left.
         """
-        if input_pipeline.keeps_all_columns(self.args, self.model, columns.columns_of_class(self)):
+        if input_pipeline.keeps_all_columns(self.args, self.model, columns.read_class_columns(self)):
             return dataset
         columns.check_named(Trainer._named_columns(self, description), dataset.column_names, description)
         self._set_signature_columns_if_needed()
@@ -884,7 +884,7 @@ class Trainer:
         Returns:
             A collator; the same object if `remove_unused_columns=False`.
         """
-        if input_pipeline.keeps_all_columns(self.args, self.model, columns.columns_of_class(self)):
+        if input_pipeline.keeps_all_columns(self.args, self.model, columns.read_class_columns(self)):
             return data_collator
         self._set_signature_columns_if_needed()
         kept: Any = self._signature_columns
@@ -1050,7 +1050,7 @@ class Trainer:
             is_own=is_own,
         )
         state.train_batch_size = self._train_batch_size
-        if checkpoint is None or behaviour_of(self.args).resume_recomputes_intervals:
+        if checkpoint is None or get_behaviour(self.args).resume_recomputes_intervals:
             state.compute_steps(self.args, max_steps)
         state.is_hyper_param_search = trial is not None
         state.init_training_references(self, max_steps, num_train_epochs, trial)
@@ -1069,7 +1069,7 @@ class Trainer:
         `control` gets its flags if their settings are restored.
         """
         with_settings = self.args.restore_callback_states_from_checkpoint
-        if not with_settings and not behaviour_of(self.args).resume_restores_callbacks:
+        if not with_settings and not get_behaviour(self.args).resume_restores_callbacks:
             return
         callbacks = [*self.callback_handler.callbacks, *([self.control] if with_settings else [])]
         resume.restore_callbacks(self.state.stateful_callbacks, callbacks, with_settings=with_settings)
@@ -1104,11 +1104,11 @@ class Trainer:
         self.optimizer = prepared.optimizer
         self.lr_scheduler = prepared.scheduler
         self._trainwright.services.read_flags()
-        wanted = schedules.settings_of(self.optimizer, self.lr_scheduler)
+        wanted = schedules.collect_settings(self.optimizer, self.lr_scheduler)
         if resume_from_checkpoint is not None:
             self._load_optimizer_and_scheduler(resume_from_checkpoint)
             self._load_scaler(resume_from_checkpoint)
-        if run.checkpoint_args is not None and behaviour_of(self.args).resume_applies_new_settings:
+        if run.checkpoint_args is not None and get_behaviour(self.args).resume_applies_new_settings:
             run.changed_args = resume.apply_new_settings(
                 self.optimizer,
                 self.lr_scheduler,
@@ -1476,7 +1476,7 @@ class Trainer:
         if METRICS in inputs:
             progress = self._trainwright.run.progress
             share = progress.part_of_micro_batch
-            progress.recorded.add_of_collator(inputs[METRICS], step=progress.step_under_way, share=share)
+            progress.recorded.add_from_collator(inputs[METRICS], step=progress.step_under_way, share=share)
             inputs = {name: value for name, value in inputs.items() if name != METRICS}
         return self._prepare_input(inputs)  # type: ignore[no-any-return]
 
@@ -1697,7 +1697,7 @@ class Trainer:
         is_own = getattr(self._has_mixed_mesh_grads, "__func__", None) is not HAS_MIXED_MESH_GRADS
         if is_own and self._has_mixed_mesh_grads(model):
             return self._mixed_mesh_grad_norm(model, math.inf)
-        if behaviour_of(self.args).measured_gradients_stay:
+        if get_behaviour(self.args).measured_gradients_stay:
             return self._trainwright.services.engine.measure_norm(model)
         return self._trainwright.services.engine.clip(model, math.inf)
 
@@ -1771,7 +1771,7 @@ class Trainer:
         self.store_flos()
         if control.should_log and self.state.global_step > progress.step_last_logged:
             loss, num_non_finite = run.drain_loss(num_workers=self.args.dataloader_num_workers)
-            num_non_finite = num_non_finite if behaviour_of(self.args).reports_nonfinite_losses else 0
+            num_non_finite = num_non_finite if get_behaviour(self.args).reports_nonfinite_losses else 0
             run.check_parameters(self.optimizer, finds_new=False)
             rate = self._get_learning_rate() if learning_rate is None else learning_rate
             self.log(step_logs(loss, grad_norm, rate, num_non_finite) | run.extensions.reporting.logged(), start_time)
@@ -1816,7 +1816,7 @@ class Trainer:
             if start_time is not None:
                 tokens = state.num_input_tokens_seen - progress.first_tokens
                 logs.update(current("speed_metrics", speed_metrics)("train", start_time, num_tokens=tokens))
-        state.log_history.append(results.record_of({**logs, "step": state.global_step}, progress.unrecordable))
+        state.log_history.append(results.make_record({**logs, "step": state.global_step}, progress.unrecordable))
         self.callback_handler.fire("on_log", progress, logs=logs)
 
     def _evaluate(
@@ -1958,7 +1958,7 @@ class Trainer:
         start_time = time.time()
         args = self.args
         engine = self._trainwright.services.engine
-        behaviour = behaviour_of(args)
+        behaviour = get_behaviour(args)
         dtype = None
         if not self.is_in_train and args.fp16_full_eval:
             dtype = DTYPES["fp16"]
@@ -1969,7 +1969,7 @@ class Trainer:
             unchanged_random_states() if behaviour.evaluation_restores_random_states else NO_CONTEXT,
             eval_precision(self.model, dtype, restores=behaviour.evaluation_restores_precision),
         ):
-            loop = self.prediction_loop if value_of(args, "use_legacy_prediction_loop") else self.evaluation_loop
+            loop = self.prediction_loop if get_value(args, "use_legacy_prediction_loop") else self.evaluation_loop
             try:
                 output = loop(
                     dataloader,
@@ -2040,7 +2040,7 @@ class Trainer:
 
     def _loss_rows(self, dataloader: Any) -> int | None:
         """Number of rows that the loss of an evaluation batch counts for; None for all rows of the batch."""
-        if behaviour_of(self.args).weighs_eval_batches_by_rows:
+        if get_behaviour(self.args).weighs_eval_batches_by_rows:
             return None
         from trainwright.evaluation import eval_loop
 
@@ -2086,8 +2086,8 @@ class Trainer:
         inputs = self._prepare_inputs(inputs)
         label_names = Trainer._label_names_in(self, inputs)
         with_loss = results.is_for_loss(inputs, label_names, returns_loss=self.can_return_loss)
-        num_rows = None if prediction_loss_only else num_samples_of(inputs)
-        labels = results.labels_of(inputs, label_names) if with_loss and not prediction_loss_only else None
+        num_rows = None if prediction_loss_only else count_samples(inputs)
+        labels = results.take_labels(inputs, label_names) if with_loss and not prediction_loss_only else None
         loss = None
         context: AbstractContextManager[Any] = NO_CONTEXT
         if getattr(self._prepare_context_parallel_inputs, "__func__", None) is not PREPARE_CONTEXT_PARALLEL:
@@ -2160,7 +2160,7 @@ class Trainer:
         if self.args.metric_for_best_model is None:
             return False
         state = self.state
-        if state.best_metric is None and not behaviour_of(self.args).best_metric_starts_as_none:
+        if state.best_metric is None and not get_behaviour(self.args).best_metric_starts_as_none:
             state.best_metric = -math.inf if self.args.greater_is_better else math.inf
         value = checks.need_best_metric(self.args.metric_for_best_model, metrics)
         best = metric_number(state.best_metric)
@@ -2188,7 +2188,7 @@ class Trainer:
         if trial is None or not self._trainwright.search.is_under_way:
             return output_path(self.args)
         offer = self._trainwright.search.offer
-        folder: str = load_service("search").folder_of_trial(output_path(self.args), offer, trial, hp_name=self.hp_name)
+        folder: str = load_service("search").trial_folder(output_path(self.args), offer, trial, hp_name=self.hp_name)
         return folder
 
     @takes_metrics_too
@@ -2581,7 +2581,7 @@ class Trainer:
         """
         if trial is not None and self._trainwright.search.is_under_way:
             search = load_service("search")
-            search.use_arguments(self, search.arguments_of_trial(self._trainwright.search))
+            search.use_arguments(self, search.make_trial_arguments(self._trainwright.search))
 
     def _name_and_params(self, trial: Any) -> tuple[str | None, dict[str, Any] | None]:
         """Returns the name and the parameters of a trial, for the record of the run."""

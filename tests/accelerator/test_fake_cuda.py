@@ -54,7 +54,7 @@ def weigh_by_items(parts: Parts) -> Any:
 
 
 def mean_of_a_micro_batch(parts: Parts) -> Any:
-    return parts.rule.mean_of(parts.loss, parts.batch, count_labels(parts))
+    return parts.rule.compute_mean(parts.loss, parts.batch, count_labels(parts))
 
 
 def loss_with_items(parts: Parts) -> Any:
@@ -66,7 +66,7 @@ def add_losses(parts: Parts) -> Any:
     parts.meter.end_step()
     parts.meter.add(parts.loss)
     parts.meter.add(parts.loss)
-    return parts.meter.of_this_step()
+    return parts.meter.sum_step()
 
 
 def clip(parts: Parts) -> Any:

@@ -16,7 +16,7 @@ import torch
 
 from trainwright import Trainer, TrainerCallback
 from trainwright.checkpoint import changes
-from trainwright.checkpoint.changes import marks_of
+from trainwright.checkpoint.changes import read_marks
 from trainwright.checkpoint.manifest import Manifest, describe_files, find_problem
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.errors import CheckpointError
@@ -193,13 +193,13 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
 
     def marks(folder: Path) -> Any:
         found["marks"].append(folder.name)
-        return marks_of(folder)
+        return read_marks(folder)
 
     def read(path: Path) -> Any:
         found["read"].append(path.name)
         return describe(path)
 
-    monkeypatch.setattr(changes, "marks_of", marks)
+    monkeypatch.setattr(changes, "read_marks", marks)
     monkeypatch.setattr(changes, "describe_file", read)
     monkeypatch.setattr(changes, "TIME_STEP_NS", -1)  # this disk tells all times apart
     return found

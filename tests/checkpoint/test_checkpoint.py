@@ -15,12 +15,12 @@ from trainwright import Trainer, TrainerCallback
 from trainwright._types import EXTENSIONS_NAME
 from trainwright.checkpoint import rng
 from trainwright.checkpoint.checkpoint import Checkpoint
-from trainwright.checkpoint.entries import FILES, file_of_entry
+from trainwright.checkpoint.entries import FILES, name_entry_file
 from trainwright.checkpoint.manifest import describe_files
 from trainwright.errors import CheckpointError
 from trainwright.loop.extension import Extension
 from trainwright.run import resume
-from trainwright.support.tensor_tree import tensors_of
+from trainwright.support.tensor_tree import iterate_tensors
 
 from .._support.opened import opened_files
 from .._support.small import StopAt, differing, make_trainer, sign_again, weights
@@ -59,7 +59,7 @@ class FirstStep(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.at_first_step is None:
             self.at_first_step = dict(self.counts)
-            self.kept_tensors = len(list(tensors_of(vars(self.trainer._trainwright.run.checkpoint))))
+            self.kept_tensors = len(list(iterate_tensors(vars(self.trainer._trainwright.run.checkpoint))))
 
 
 def resumed(make: Callable[..., Any], folder: Path, how: Any) -> tuple[Any, FirstStep]:
@@ -312,7 +312,7 @@ def test_a_state_that_no_run_writes_is_an_error_with_its_file(name: str, tmp_pat
     def is_sound(state: dict[str, Any]) -> bool:
         return state["a"] > 1
 
-    path = tmp_path / file_of_entry(name)
+    path = tmp_path / name_entry_file(name)
     for wrong in ({"a": 1}, {"a": "x"}, [1]):
         if name == "guard":
             path.write_text(json.dumps(wrong))
@@ -324,8 +324,8 @@ def test_a_state_that_no_run_writes_is_an_error_with_its_file(name: str, tmp_pat
 
 def test_an_entry_that_is_damaged_names_its_file(tmp_path: Path) -> None:
     for name in ("guard", "curriculum"):
-        (tmp_path / file_of_entry(name)).write_bytes(b"\x80?")
-        with pytest.raises(CheckpointError, match=file_of_entry(name)):
+        (tmp_path / name_entry_file(name)).write_bytes(b"\x80?")
+        with pytest.raises(CheckpointError, match=name_entry_file(name)):
             Checkpoint(tmp_path).entry(name).state()
 
 

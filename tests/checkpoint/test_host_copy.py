@@ -53,11 +53,11 @@ def test_memory_is_used_again() -> None:
     buffers = HostBuffers()
     tree = [torch.rand(1000), torch.rand(1000), torch.rand(50)]
     assert buffers.missing_bytes(tree) == 4 * 2050
-    first = {tensor.data_ptr() for tensor in buffers.copy_of(tree)}
+    first = {tensor.data_ptr() for tensor in buffers.make_copy(tree)}
     assert buffers.missing_bytes([torch.rand(50)]) == 200  # taken until they are given back
     buffers.give_back()
     assert buffers.missing_bytes(tree) == 0
-    assert {tensor.data_ptr() for tensor in buffers.copy_of([torch.rand(1000), torch.rand(50)])} < first
+    assert {tensor.data_ptr() for tensor in buffers.make_copy([torch.rand(1000), torch.rand(50)])} < first
     buffers.drop()
     assert buffers.missing_bytes(tree) == 4 * 2050
 
@@ -65,14 +65,14 @@ def test_memory_is_used_again() -> None:
 def test_what_two_trees_share_is_copied_once() -> None:
     buffers = HostBuffers()
     weight = torch.rand(100)
-    one = buffers.copy_of([weight])
-    other = buffers.copy_of([weight])
+    one = buffers.make_copy([weight])
+    other = buffers.make_copy([weight])
     assert one[0].data_ptr() == other[0].data_ptr()
 
 
 def test_memory_that_changed_hands_is_not_taken_for_shared() -> None:
     buffers = HostBuffers()
-    copies = [buffers.copy_of([torch.full((1000,), float(i))])[0] for i in range(20)]  # each original is gone at once
+    copies = [buffers.make_copy([torch.full((1000,), float(i))])[0] for i in range(20)]  # each original is gone at once
     assert [copied.mean().item() for copied in copies] == list(range(20))
 
 

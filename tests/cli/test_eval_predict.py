@@ -21,7 +21,7 @@ from trainwright.capabilities.averages.saved import read_average
 from trainwright.cli.main import app
 from trainwright.cli.recipe.schema import TASKS
 from trainwright.cli.recipe.yaml_tree import dump
-from trainwright.cli.tasks.evaluate import losses_of_samples
+from trainwright.cli.tasks.evaluate import compute_sample_losses
 
 from .commands import call, done
 
@@ -389,10 +389,10 @@ def test_what_does_not_fit_is_refused(runs: Callable[[str], Path], tmp_path: Pat
 def test_losses_of_samples_are_means_over_their_labels() -> None:
     logits = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0))
     labels = torch.tensor([[0, 1, 2, -100], [1, -100, -100, -100]])
-    plain = losses_of_samples(logits, labels, shifts=False)
+    plain = compute_sample_losses(logits, labels, shifts=False)
     assert plain[0] == pytest.approx(float(torch.nn.functional.cross_entropy(logits[0, :3], labels[0, :3])))
-    shifted = losses_of_samples(logits, labels, shifts=True)
+    shifted = compute_sample_losses(logits, labels, shifts=True)
     assert shifted[0] == pytest.approx(float(torch.nn.functional.cross_entropy(logits[0, :2], labels[0, 1:3])))
     assert shifted[1] == 0.0
-    numbers = losses_of_samples(torch.tensor([[1.0], [3.0]]), torch.tensor([0.0, 1.0]), shifts=False)
+    numbers = compute_sample_losses(torch.tensor([[1.0], [3.0]]), torch.tensor([0.0, 1.0]), shifts=False)
     assert numbers.tolist() == [1.0, 4.0]

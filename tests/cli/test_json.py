@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import typer
 
-from trainwright.cli.launch import command_of
+from trainwright.cli.launch import rebuild_command
 from trainwright.cli.main import app
 
 from .commands import call, small
@@ -107,7 +107,7 @@ def test_each_process_of_a_launch_gets_the_command_as_it_was_typed() -> None:
         ["resume", "run"],
     ):
         context = COMMANDS[words[0]].make_context(words[0], [*words[1:], "--processes", "2"])
-        repeated = command_of(context)
+        repeated = rebuild_command(context)
         assert repeated[-1] == "launch.processes=2"
         again = COMMANDS[words[0]].make_context(words[0], repeated[1:-1])
         assert {**again.params, "processes": 2} == context.params

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import f1_score
 
-from trainwright.cli.tasks.task_metrics import of_label_sets
+from trainwright.cli.tasks.task_metrics import score_label_sets
 from trainwright.evaluation.outputs import EvalPrediction
 
 from .commands import SMALL, call, done, small
@@ -85,7 +85,7 @@ def test_the_scores_are_those_of_scikit_learn() -> None:
     labels = (generator.random((40, 5)) > 0.6).astype(np.float32)
     labels[:, 4] = 0
     logits[:, 4] = -1
-    found = of_label_sets(EvalPrediction(logits, labels))
+    found = score_label_sets(EvalPrediction(logits, labels))
     for average in ("micro", "macro"):
         wanted = f1_score(labels, logits > 0, average=average, zero_division=0)
         assert found[f"f1_{average}"] == pytest.approx(wanted)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainwright.cli.recipe.schema import TASKS, DataPart, ModelPart, names_of
+from trainwright.cli.recipe.schema import TASKS, DataPart, ModelPart, list_names
 
 from .commands import ROOT, call
 
@@ -54,7 +54,7 @@ def test_the_page_names_every_command_task_and_entry() -> None:
     from trainwright.cli.main import app
 
     names = [info.callback.__name__ for info in app.registered_commands if info.callback is not None]
-    entries = [*names_of(ModelPart), *names_of(DataPart)]
+    entries = [*list_names(ModelPart), *list_names(DataPart)]
     hooks = runpy.run_path(str(ROOT / "tools" / "docs_hooks.py"))
     missing = [name for name in TASKS if not re.search(rf"[`| ]{name}[`|, ]", PAGE)]
     missing += [name for name in entries if f"| `{name}` |" not in hooks["entries"]()]

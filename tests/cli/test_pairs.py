@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from trainwright.cli.recipe.recipe_reader import checked, read_tree
 from trainwright.cli.tasks import pair_trainers
 from trainwright.cli.tasks.source import load
-from trainwright.cli.tasks.task_trainer import make_objects, make_trainer_of_pairs
+from trainwright.cli.tasks.task_trainer import make_named_pair_trainer, make_objects
 
 from .._support.subprocesses import run_python
 from .commands import call, done, start
@@ -339,7 +339,7 @@ def test_a_prompt_is_continued_as_in_training(place: Path, tmp_path: Path) -> No
     recipe = checked(tree, tmp_path)
     material = load(recipe, tree)
     args = pair_trainers.make_arguments(recipe, recipe.training)
-    trainer = make_trainer_of_pairs(material, args, make_objects(material, args))
+    trainer = make_named_pair_trainer(material, args, make_objects(material, args))
     trained = dict(zip((row["prompt"] for row in material.eval), trainer.eval_dataset["prompt_ids"], strict=True))
     assert [rows[0] for rows in given] == [trained[row["prompt"]] for row in ROWS[:8]]
 

@@ -143,9 +143,9 @@ def test_mistakes_in_the_data_are_listed_with_those_of_the_settings(
 def test_labels_are_found_listed_or_renamed(tmp_path: Path) -> None:
     numbers = [{"text": "x", "label": str(i % 12)} for i in range(40)]
     assert find_labels(material(tmp_path, numbers), "label").names == [str(i) for i in range(12)]
-    assert find_labels(material(tmp_path, labels=["b", "a"]), "label").of("a") == 1
+    assert find_labels(material(tmp_path, labels=["b", "a"]), "label").find("a") == 1
     renamed = find_labels(material(tmp_path, labels={"a": "good", "b": "bad"}), "label")
-    assert (renamed.names, renamed.of("b"), renamed.for_config["label2id"]) == (
+    assert (renamed.names, renamed.find("b"), renamed.for_config["label2id"]) == (
         ["good", "bad"],
         1,
         {"good": 0, "bad": 1},
@@ -227,15 +227,15 @@ def test_scores_are_those_of_scikit_learn() -> None:
     assert found["f1"] == pytest.approx(sklearn.f1_score(labels, logits.argmax(-1), average="macro"))
     values = drawn.normal(size=(50, 1))
     truth = drawn.normal(size=50)
-    found = task_metrics.of_numbers(prediction(values, truth))
+    found = task_metrics.score_numbers(prediction(values, truth))
     assert found["pearson"] == pytest.approx(np.corrcoef(values[:, 0], truth)[0, 1])
     assert found["rmse"] == pytest.approx(sklearn.mean_squared_error(truth, values[:, 0]) ** 0.5)
-    assert task_metrics.of_numbers(prediction(np.zeros(5), np.arange(5)))["pearson"] == 0.0
+    assert task_metrics.score_numbers(prediction(np.zeros(5), np.arange(5)))["pearson"] == 0.0
 
 
 def test_entities_count_whole_and_with_their_type() -> None:
     names = ["O", "B-a", "I-a", "B-b"]
-    scores = task_metrics.of_spans(names)(prediction([[1, 2, 0, 3, 9]], [[1, 2, 3, 3, -100]]))
+    scores = task_metrics.span_scorer(names)(prediction([[1, 2, 0, 3, 9]], [[1, 2, 3, 3, -100]]))
     assert scores == {"f1": 0.8, "precision": 1.0, "recall": pytest.approx(2 / 3), "accuracy": 0.75}
     assert task_metrics.spans(["I-x", "I-x", "B-x", "O", "I-y"]) == {(0, 2, "x"), (2, 3, "x"), (4, 5, "y")}
-    assert list(task_metrics.of_spans(["NOUN", "VERB"])(prediction([[0, 1]], [[0, 0]]))) == ["accuracy"]
+    assert list(task_metrics.span_scorer(["NOUN", "VERB"])(prediction([[0, 1]], [[0, 0]]))) == ["accuracy"]

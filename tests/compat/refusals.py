@@ -235,7 +235,7 @@ RAISES: list[tuple[str, dict[str, Any], str]] = [  # the last entry: what raises
     ("no dict", {"data_collator": lambda rows: torch.zeros(2, 6)}, "run.input_pipeline.check_unnamed_batch"),
     ("empty batch", {"data_collator": lambda rows: {}}, "run.input_pipeline.raise_empty_batch"),
     ("no loss", {"data_collator": lambda rows: {"x": torch.zeros(2, 6)}}, "run.checks.raise_no_loss"),
-    ("lengths", {"train_sampling_strategy": "group_by_length"}, "data.length_sampler.lengths_of"),
+    ("lengths", {"train_sampling_strategy": "group_by_length"}, "data.length_sampler.read_lengths"),
     (
         "two optimizers",
         {
@@ -358,19 +358,19 @@ RAISES: list[tuple[str, dict[str, Any], str]] = [  # the last entry: what raises
         {"split_batches": True, "accelerator_config": "nowhere.json"},
         "config.aliases.Entry.meaning",
     ),
-    ("warm-up of five runs", {"warmup_ratio": 5.0}, "config.aliases.share_of_steps"),
+    ("warm-up of five runs", {"warmup_ratio": 5.0}, "config.aliases.ratio_to_steps"),
     ("traced evaluation", {"jit_mode_eval": True}, "config.aliases.Refused.meaning"),
     ("configuration of DeepSpeed", {"deepspeed": "nowhere.json"}, "config.deepspeed_config.read"),
     ("sharded alone", {"fsdp": "full_shard"}, "config.resolve.fsdp"),
     ("tensors as samples", {"train_dataset": [1.5] * 8}, "data.columns.RemoveColumnsCollator.__call__"),
-    ("empty lengths", {**BY_LENGTH, "train_dataset": with_lengths(3, None, 2, 1)}, "data.length_sampler.lengths_of"),
+    ("empty lengths", {**BY_LENGTH, "train_dataset": with_lengths(3, None, 2, 1)}, "data.length_sampler.read_lengths"),
     ("number of an option", {"optim": "rmsprop", "optim_args": "alpha=fast"}, "optim.optimizer_table.number"),
     ("value of an option", {"optim": "rmsprop", "optim_args": "alpha=fast"}, "optim.factory.read"),
     ("whole option", {**GALORE, "optim_args": "rank=two"}, "optim.optimizer_table.whole"),
     (
         "choice of an option",
         {**GALORE, "optim_args": "rank=2,proj_type=sideways"},
-        "optim.optimizer_table.one_of.convert",
+        "optim.optimizer_table.choose_word.convert",
     ),
     ("package of an optimizer", {"optim": "adamw_anyprecision"}, "optim.factory.load_class"),
     (
@@ -541,7 +541,7 @@ CALLS: list[tuple[str, Attempt, str]] = [  # the last entry: what raises here
                 optim="nope", optim_args=None, learning_rate=0.1, adam_beta1=0.9, adam_beta2=0.9, adam_epsilon=0.1
             )
         ),
-        "optim.factory.spec_of",
+        "optim.factory.find_optimizer_spec",
     ),
     (
         "no valid generation",

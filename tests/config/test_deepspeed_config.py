@@ -152,7 +152,7 @@ def test_processes_that_share_sequences_count_once_in_the_batch(asked, config, m
     )
     assert resolve.deepspeed(args).config["train_batch_size"] == 6
     plan = resolve.parallel(args, None, has_deepspeed=True)
-    assert (plan.num_of_sequence, plan.dp_replicate) == (2, 2)
+    assert (plan.num_per_sequence, plan.dp_replicate) == (2, 2)
 
 
 @pytest.mark.parametrize("size", [0, "two", 2.5])

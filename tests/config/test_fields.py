@@ -10,7 +10,7 @@ import transformers
 
 from trainwright import TrainingArguments
 from trainwright.config.arguments import Seq2SeqTrainingArguments
-from trainwright.config.fields import SETTINGS, OlderFields, OurFields, value_of
+from trainwright.config.fields import SETTINGS, OlderFields, OurFields, get_value
 from trainwright.config.protocol import Arguments
 from trainwright.config.setting import BY_RULES, HERE, ORDER, PER_START, FieldGroup, setting
 from trainwright.config.summary import diff_args
@@ -82,10 +82,10 @@ def test_the_protocol_has_what_both_kinds_of_arguments_have():
 
 def test_a_field_that_arguments_lack_has_its_default():
     args = transformers.TrainingArguments(use_cpu=True)
-    assert {value_of(args, name) for name in ("save_every", "profile", "packing")} == {None}
-    assert (value_of(args, "past_index"), value_of(args, "save_failure")) == (-1, "stop")
-    assert value_of(SimpleNamespace(hang_timeout=5), "hang_timeout") == 5
-    assert value_of(TrainingArguments(save_failure="continue"), "save_failure") == "continue"
+    assert {get_value(args, name) for name in ("save_every", "profile", "packing")} == {None}
+    assert (get_value(args, "past_index"), get_value(args, "save_failure")) == (-1, "stop")
+    assert get_value(SimpleNamespace(hang_timeout=5), "hang_timeout") == 5
+    assert get_value(TrainingArguments(save_failure="continue"), "save_failure") == "continue"
 
 
 def test_a_subclass_may_give_one_of_our_fields_another_default():
@@ -95,8 +95,8 @@ def test_a_subclass_may_give_one_of_our_fields_another_default():
             self.hang_timeout = self.hang_timeout or 60.0
             super().__post_init__()
 
-    assert value_of(Patient(), "hang_timeout") == 60.0
-    assert value_of(Patient(hang_timeout=5.0), "hang_timeout") == 5.0
+    assert get_value(Patient(), "hang_timeout") == 60.0
+    assert get_value(Patient(hang_timeout=5.0), "hang_timeout") == 5.0
 
 
 @pytest.mark.parametrize("name", ["train_sampling_strategy", "shuffle_method", "length_column_name"])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from trainwright import Trainer, TrainingArguments
-from trainwright.config.fields import SETTINGS, OurFields, redeclared_fields, value_of
+from trainwright.config.fields import SETTINGS, OurFields, get_value, redeclared_fields
 from trainwright.config.fields.own_fields import OlderFields
 
 from .._support.small import data, module
@@ -34,7 +34,7 @@ def test_any_of_our_names_may_be_declared(name: str, tmp_path: Path) -> None:
             subclass_with(name, "another")(str(tmp_path), **QUIET, **{name: strange}),
         ):
             assert getattr(args, name) == strange
-            assert value_of(args, name) == SETTINGS[name].default
+            assert get_value(args, name) == SETTINGS[name].default
             assert args.to_dict()[name] == strange
 
 
@@ -46,7 +46,7 @@ def test_a_property_or_a_value_of_the_class_stays(name: str, tmp_path: Path) -> 
     for kind in (plain, computed, decorated):
         args = kind(str(tmp_path), **QUIET)
         assert getattr(args, name) == 0.3
-        assert value_of(args, name) == SETTINGS[name].default
+        assert get_value(args, name) == SETTINGS[name].default
 
 
 @pytest.mark.costly

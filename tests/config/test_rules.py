@@ -10,9 +10,9 @@ from accelerate import ParallelismConfig
 from trainwright.config import resolve
 from trainwright.config.arguments import Seq2SeqTrainingArguments, TrainingArguments
 from trainwright.config.coerce import coerce
-from trainwright.config.fields import CHOICES, RANGES, SETTINGS, batch_formers, defaults_of
+from trainwright.config.fields import CHOICES, RANGES, SETTINGS, batch_formers, read_defaults
 from trainwright.config.rules import advice, advise, cautions, check_run, violations
-from trainwright.config.rules.stages import RULES, RunFacts, Stage, of_stage
+from trainwright.config.rules.stages import RULES, RunFacts, Stage, select_rules
 from trainwright.errors import ArgumentError
 from trainwright.optim.factory import steps_in_backward
 from trainwright.optim.optimizer_table import OPTIMIZERS
@@ -70,46 +70,46 @@ ALONE = [
     ("eval_interval", {"eval_strategy": "steps", "eval_steps": 2.5}, "eval_steps=2.5", STEPS),
     ("save_interval", {"save_steps": None}, "save_strategy save_steps", {"save_steps": 0}),
     ("save_interval", {"save_steps": 7.5}, "save_steps=7.5", {"save_steps": 7.0}),
-    ("share_of_the_layer_above", {"layerwise_lr_decay": 0}, "layerwise_lr_decay=0", {"layerwise_lr_decay": 0.01}),
-    ("share_of_the_layer_above", {"layerwise_lr_decay": 1.1}, "layerwise_lr_decay=1.1", {"layerwise_lr_decay": 1}),
+    ("layer_above_share", {"layerwise_lr_decay": 0}, "layerwise_lr_decay=0", {"layerwise_lr_decay": 0.01}),
+    ("layer_above_share", {"layerwise_lr_decay": 1.1}, "layerwise_lr_decay=1.1", {"layerwise_lr_decay": 1}),
     ("rates_by_pattern", {"lr_groups": ["head"]}, "lr_groups dict", {"lr_groups": {"head": 0.1}}),
     ("rates_by_pattern", {"lr_groups": {"(": 0.1}}, "lr_groups '('", {"lr_groups": {"()": 0.1}}),
     ("rates_by_pattern", {"lr_groups": {"head": "1e-3"}}, "'1e-3' 'head'", {"lr_groups": {"head": "1e-3x"}}),
     ("rates_by_pattern", {"lr_groups": '{"head": -1}'}, "-1 'head'", {"lr_groups": '{"head": 0}'}),
-    ("shares_of_sources", {"mixture": 0.3}, "mixture=0.3 dict", {"mixture": {"a": 0.3}}),
+    ("source_shares", {"mixture": 0.3}, "mixture=0.3 dict", {"mixture": {"a": 0.3}}),
     (
-        "shares_of_sources",
+        "source_shares",
         {"mixture": {"a": "most", "b": 1}},
         "'most' of 'a'",
         {"mixture": {"a": "all", "b": "2 epochs"}},
     ),
-    ("shares_of_sources", {"mixture": {"a": -1, "b": 2}}, "-1 of 'a'", {"mixture": '{"a": 0, "b": 2}'}),
-    ("shares_of_sources", {"mixture": {"a": 0.0, "b": 0}}, "no share above 0", {"mixture": {"a": 0.0, "b": 1e-3}}),
-    ("shares_of_sources", {"mixture": {"a": "all", "b": 1}}, "sum to less than 1", {"mixture": {"a": "all", "b": 0.9}}),
-    ("shares_of_sources", {"mixture": {"a": 1}, **STAGED}, "both", STAGED),
-    ("shares_of_sources", {"mixture_schedule": {"a": 1}}, "list of stages", {"mixture_schedule": '[[0, {"a": 1}]]'}),
+    ("source_shares", {"mixture": {"a": -1, "b": 2}}, "-1 of 'a'", {"mixture": '{"a": 0, "b": 2}'}),
+    ("source_shares", {"mixture": {"a": 0.0, "b": 0}}, "no share above 0", {"mixture": {"a": 0.0, "b": 1e-3}}),
+    ("source_shares", {"mixture": {"a": "all", "b": 1}}, "sum to less than 1", {"mixture": {"a": "all", "b": 0.9}}),
+    ("source_shares", {"mixture": {"a": 1}, **STAGED}, "both", STAGED),
+    ("source_shares", {"mixture_schedule": {"a": 1}}, "list of stages", {"mixture_schedule": '[[0, {"a": 1}]]'}),
     (
-        "shares_of_sources",
+        "source_shares",
         {"mixture_schedule": [(0, {"a": 1}, 2)]},
         "not a pair",
         {"mixture_schedule": [(0, {"a": 1})]},
     ),
     (
-        "shares_of_sources",
+        "source_shares",
         {"mixture_schedule": [(5, {"a": 1})]},
         "at 5 out of order",
         {"mixture_schedule": [[0, {"a": 1}]]},
     ),
-    ("shares_of_sources", {"mixture_schedule": [(0, {"a": 1}), (0, {"a": 2})]}, "0 after 0", STAGED),
-    ("shares_of_sources", {"mixture_schedule": [(0, {"a": 1}), (1.5, {"a": 2})]}, "1.5 1.0", STAGED),
+    ("source_shares", {"mixture_schedule": [(0, {"a": 1}), (0, {"a": 2})]}, "0 after 0", STAGED),
+    ("source_shares", {"mixture_schedule": [(0, {"a": 1}), (1.5, {"a": 2})]}, "1.5 1.0", STAGED),
     (
-        "shares_of_sources",
+        "source_shares",
         {"mixture_schedule": [(0, {"a": 1}), (0.5, {"a": 2}), (7, {"a": 2})]},
         "mixes steps",
         {"mixture_schedule": [(0.0, {"a": 1}), (0.5, {"a": 2}), (0.7, {"a": 2})]},
     ),
-    ("shares_of_sources", {"mixture_schedule": [(0, {"a": "all"})]}, "'all' passes", STAGED),
-    ("shares_of_sources", {"mixture_schedule": [(0, {"a": 1}), (9, {"b": 1})]}, "at 9 names b", STAGED),
+    ("source_shares", {"mixture_schedule": [(0, {"a": "all"})]}, "'all' passes", STAGED),
+    ("source_shares", {"mixture_schedule": [(0, {"a": 1}), (9, {"b": 1})]}, "at 9 names b", STAGED),
     (
         "mixtures_have_their_order",
         {"mixture": {"a": 1}, "train_sampling_strategy": "group_by_length"},
@@ -129,7 +129,7 @@ ALONE = [
         {"branch_from": "runs/checkpoint-4", "output_dir": "./runs/cooled"},
     ),
     (
-        "cooldown_of_steps",
+        "cooldown_in_steps",
         {"cooldown": "linear", "lr_scheduler_type": "reduce_lr_on_plateau", **STEPS},
         "cooldown='linear' lr_scheduler_type='reduce_lr_on_plateau'",
         {"cooldown": "linear", "lr_scheduler_type": "cosine"},
@@ -503,7 +503,7 @@ CAUTION = [
 IDLE = [
     ("checkpointing_settings", {"activation_checkpointing_kwargs": {"a": 1}}, {"activation_checkpointing": True}),
     (
-        "kept_activations_of_compiled_layers",
+        "kept_compiled_activations",
         {
             "activation_checkpointing": True,
             "activation_checkpointing_kwargs": {"save": "attention"},
@@ -521,7 +521,7 @@ IDLE = [
     ("tracker_settings", {"project": "ours", "trackio_space_id": "me/space"}, {"report_to": "all"}),
     ("tensorboard_folder", {"logging_dir": "logs"}, {"report_to": ["wandb", "tensorboard"]}),
     ("tensorboard_folder", {"logging_dir": "logs", "report_to": "wandb"}, {"report_to": "all"}),
-    ("settings_of_several_processes", {"ddp_backend": "gloo"}, {"ddp_backend": None}),
+    ("multi_process_settings", {"ddp_backend": "gloo"}, {"ddp_backend": None}),
     (
         "saving_on_exception",
         {"save_on_exception": True, "optim": "lomo", "on_nonfinite": "ignore"},
@@ -544,7 +544,7 @@ IDLE = [
         {"accelerator_config": {"gradient_accumulation_kwargs": {"num_steps": 2}}},
     ),
     (
-        "settings_of_several_processes",
+        "multi_process_settings",
         {"ddp_timeout": 60, "ddp_static_graph": False},
         {"ddp_timeout": 1800, "ddp_static_graph": None},
     ),
@@ -555,11 +555,11 @@ IDLE = [
         {"prediction_loss_only": False},
     ),
     (
-        "one_order_of_samples",
+        "one_sample_order",
         {"sortish_sampler": True, "train_sampling_strategy": "sequential"},
         {"train_sampling_strategy": "random"},
     ),
-    ("known_inputs_of_metrics", {"include_for_metrics": ["input"]}, {"include_for_metrics": ["inputs", "loss"]}),
+    ("known_metric_inputs", {"include_for_metrics": ["input"]}, {"include_for_metrics": ["inputs", "loss"]}),
     ("tf32_needs_a_gpu", {"tf32": True, "use_cpu": True}, {"tf32": False}),
     ("unusual_numbers", {"max_grad_norm": -1.0}, {"max_grad_norm": 0}),
     ("unusual_numbers", {"save_total_limit": 0, "weight_decay": -0.1}, {"save_total_limit": 1, "weight_decay": 0}),
@@ -569,14 +569,14 @@ IDLE = [
     ("generation_beams", {"generation_num_beams": 5}, {"predict_with_generate": True}),
     ("projected_modules", {"optim_target_modules": "all-linear"}, {"optim": "galore_adamw"}),
     (
-        "warmup_of_a_constant_rate",
+        "constant_rate_warmup",
         {"lr_scheduler_type": "constant", "warmup_steps": 5},
         {"lr_scheduler_type": "constant_with_warmup"},
     ),
-    ("settings_of_packing", {"packing_length": 64}, {"packing": "best_fit"}),
-    ("settings_of_packing", {"packing_overflow": "split"}, PACKING),
-    ("unit_of_shares", {"mixture_unit": "tokens"}, {"mixture": {"a": 1}}),
-    ("type_of_schedule", {"mixture_schedule_type": "linear"}, STAGED),
+    ("packing_settings", {"packing_length": 64}, {"packing": "best_fit"}),
+    ("packing_settings", {"packing_overflow": "split"}, PACKING),
+    ("share_unit", {"mixture_unit": "tokens"}, {"mixture": {"a": 1}}),
+    ("schedule_type", {"mixture_schedule_type": "linear"}, STAGED),
     ("last_batch_of_a_budget", {**BUDGET, "dataloader_drop_last": True}, {"max_tokens_per_batch": None}),
     ("limit_without_saves", {"save_total_limit": 1, "save_strategy": "no"}, {"save_strategy": "epoch"}),
     ("limit_without_saves", {"save_total_limit": 1, "save_strategy": "no"}, {"save_every": "20min"}),
@@ -590,8 +590,8 @@ IDLE = [
         {"checkpoint_mirror": "s3://bucket/run", "save_strategy": "no"},
         {"save_every": "20min"},
     ),
-    ("settings_of_the_mirror", {"mirror_every": "1h"}, {"checkpoint_mirror": "s3://bucket/run"}),
-    ("settings_of_the_mirror", {"mirror_total_limit": 2}, {"checkpoint_mirror": "s3://bucket/run"}),
+    ("mirror_settings", {"mirror_every": "1h"}, {"checkpoint_mirror": "s3://bucket/run"}),
+    ("mirror_settings", {"mirror_total_limit": 2}, {"checkpoint_mirror": "s3://bucket/run"}),
     ("kept_beyond_no_limit", {"save_keep_every_steps": 100}, {"save_total_limit": 2}),
     ("kept_beyond_no_limit", {"save_keep_every": "2h"}, {"save_total_limit": 2}),
     ("evaluation_beside_nothing", {"eval_queue": "skip", "eval_strategy": "epoch"}, {"eval_async": True}),
@@ -606,7 +606,7 @@ IDLE = [
 
 def unchecked(**settings):
     """Arguments in their normal form that nobody has checked."""
-    args = SimpleNamespace(**{**defaults_of(Seq2SeqTrainingArguments), **settings})
+    args = SimpleNamespace(**{**read_defaults(Seq2SeqTrainingArguments), **settings})
     coerce(args)
     return args
 
@@ -618,7 +618,7 @@ def test_every_rule_has_a_row():
         (CAUTION, Stage.WARNING),
         (IDLE, Stage.ADVICE),
     ):
-        names = [rule.name for rule in of_stage(stage)]
+        names = [rule.name for rule in select_rules(stage)]
         assert {row[0] for row in table} == set(names)
         assert len(set(names)) == len(names)
 

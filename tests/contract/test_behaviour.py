@@ -11,7 +11,7 @@ import pytest
 import transformers
 
 import trainwright
-from trainwright.config.behaviour import ORIGINAL, OURS, Behaviour, behaviour_of, differences
+from trainwright.config.behaviour import ORIGINAL, OURS, Behaviour, differences, get_behaviour
 
 SOURCE = Path(trainwright.__file__).parent
 RECORD = SOURCE / "config" / "behaviour.py"
@@ -66,9 +66,9 @@ def test_a_run_of_ours_makes_all_corrections_and_the_originals_none() -> None:
 
 def test_the_arguments_choose_the_behaviour() -> None:
     for kind in (trainwright.TrainingArguments, trainwright.Seq2SeqTrainingArguments):
-        assert behaviour_of(kind(output_dir="x", use_cpu=True)) is OURS
-        assert behaviour_of(kind(output_dir="x", use_cpu=True, reproduce="transformers")) is ORIGINAL
-    assert behaviour_of(transformers.TrainingArguments(output_dir="x", use_cpu=True)) is OURS  # it has no such field
+        assert get_behaviour(kind(output_dir="x", use_cpu=True)) is OURS
+        assert get_behaviour(kind(output_dir="x", use_cpu=True, reproduce="transformers")) is ORIGINAL
+    assert get_behaviour(transformers.TrainingArguments(output_dir="x", use_cpu=True)) is OURS  # it has no such field
 
 
 @pytest.fixture(scope="module")
@@ -82,5 +82,5 @@ def test_a_correction_is_asked_for_by_name(name: str, sources: dict[Path, str]) 
 
 
 def test_no_code_asks_whether_the_original_is_reproduced(sources: dict[Path, str]) -> None:
-    asks = re.compile(r"\breproduces\b|\.reproduce\b|value_of\(\w+, \"reproduce\"\)|\bORIGINAL\b")
+    asks = re.compile(r"\breproduces\b|\.reproduce\b|get_value\(\w+, \"reproduce\"\)|\bORIGINAL\b")
     assert [str(path) for path, text in sources.items() if asks.search(text)] == []

@@ -71,7 +71,7 @@ class Quiet:
     def begin(self) -> None:
         for owner, name in LOOKS_AROUND:
             self._patches.setattr(owner, name, _raises(f"{owner.__name__}.{name}", getattr(owner, name)))
-        for owner, name in ((step_guard, "read"), (LossMeter, "read_loss_of_this_step")):
+        for owner, name in ((step_guard, "read"), (LossMeter, "read_step_loss")):
             self._patches.setattr(owner, name, _paused(getattr(owner, name)))
         # A torch that is built with CUDA reads the environment for it in each step of its optimizers.
         self._patches.setattr(torch.accelerator, "is_available", lambda: False)

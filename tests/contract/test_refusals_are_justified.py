@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainwright.config.rules.stages import Stage, of_stage
+from trainwright.config.rules.stages import Stage, select_rules
 
 from ..compat.refusals import CALLS, NOT_RUN, PROTECTED, RAISES
 from ..sources.parsed import parse_file
@@ -27,7 +27,7 @@ OURS = (
     "preflight",
     "config.planned",  # a run that is planned, not started
     "engine.zero_stand_ins",  # likewise
-    "distributed.process_group.as_one_of_many",
+    "distributed.process_group.simulated_process_group",
     "capabilities.guard.rollback",  # the command line, the journal, checks before a run, going back
     "capabilities.incidents.bundle",
     "capabilities.incidents.recorder.IncidentRecorder.request",  # incidents that are written down
@@ -54,7 +54,7 @@ OURS = (
     "optim.adamw_bf16.AdamWBF16",
     "optim.factory._over_the_model",  # Muon
     "config.coerce.parse_duration",
-    "config.coerce._of_text",
+    "config.coerce._parse_text",
     "config.coerce.parse_steps",  # lengths of time, steps
     "data.length_sampler.check_lengths",  # lengths that a batch holds
     "evaluation.eval_loop.StreamingMetric.result",  # metrics by batch
@@ -69,7 +69,7 @@ OURS = (
     "run.checks.check_drives_itself",  # loops of one's own
     "loop.fit.prepared_window",
     "loop.fit.wait_for_data",  # windows of one's own, workers that a signal ended
-    "checkpoint.training_state.states_of_items",
+    "checkpoint.training_state.collect_item_states",
     "checkpoint.training_state.load_items",
     "capabilities.control",
     "optim.schedules.set_rate",
@@ -172,7 +172,7 @@ OWN_FIELDS = {
     "known_evaluator",
     "best_is_known_at_its_step",
     "rate_does_not_wait_for_metrics",
-    "share_of_the_layer_above",
+    "layer_above_share",
     "rates_by_pattern",
     "one_way_to_form_batches",
     "a_budget_or_a_batch_size",
@@ -183,9 +183,9 @@ OWN_FIELDS = {
     "token_is_text",
     "mirror_is_a_url",
     "branch_has_its_own_directory",
-    "cooldown_of_steps",
+    "cooldown_in_steps",
     "cooldown_needs_its_schedule",
-    "shares_of_sources",
+    "source_shares",
     "mixtures_have_their_order",
 }
 # The original raises there too, with devices or processes that a test of one process on a CPU does not have.
@@ -196,5 +196,5 @@ ELSEWHERE = {"nccl_needs_a_gpu", "one_sharding", "sharded_best_needs_full_checkp
 def test_no_rule_that_refuses_is_without_a_justification(stage: Stage) -> None:
     named = {where.removeprefix("rules.") for where in ROWS if where.startswith("rules.")}
     also = {"one_accumulation", "evaluation_needs_data", "first_evaluation_needs_data"}  # rows of the same fields
-    found = {rule.name for rule in of_stage(stage)}
+    found = {rule.name for rule in select_rules(stage)}
     assert found - named - OWN_FIELDS - ELSEWHERE - also == set()

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset
 
 from trainwright.capabilities.mixture.dataset import MixtureDataset
 from trainwright.capabilities.mixture.stream import MixtureStream
-from trainwright.data.identity import SampleId, Seen, as_hex, fingerprint, follow, of_hex
+from trainwright.data.identity import SampleId, Seen, as_hex, fingerprint, follow, parse_hex
 from trainwright.data.row_names import IndexedRows, OriginRows, RowNames, RowOrigin, row_names
 from trainwright.errors import DataError
 
@@ -118,7 +118,7 @@ OTHERS: list[Any] = [
 def test_the_same_content_in_another_form(forms: list[Any]) -> None:
     assert len({fingerprint({"x": form}) for form in forms}) == 1
     content = fingerprint(forms)
-    assert of_hex(as_hex(content)) == content
+    assert parse_hex(as_hex(content)) == content
 
 
 def test_other_content() -> None:
@@ -150,13 +150,13 @@ class Contents(IndexedRows):
         super().__init__(name, contents)
         self.is_read = is_read
 
-    def content_of(self, place: int) -> int | None:
-        return super().content_of(place) if self.is_read else None
+    def read_content(self, place: int) -> int | None:
+        return super().read_content(place) if self.is_read else None
 
 
 def kept(names: RowNames) -> dict[SampleId, Seen]:
     return {
-        names.name_of(number): Seen(content, names.size_of(names.name_of(number)))
+        names.find_name(number): Seen(content, names.find_size(names.find_name(number)))
         for number, content in names.contents()
     }
 
@@ -201,12 +201,12 @@ def test_each_row_is_found_or_said_to_be_lost(both: tuple[Rows, Rows]) -> None:
     recorded = kept(state(before))
     names = state(now)
     found = follow(recorded, names)
-    there = {names.fingerprint_of(number): name for number, name in enumerate(names)}
+    there = {names.read_fingerprint(number): name for number, name in enumerate(names)}
     for name, seen in recorded.items():
         if seen.content in there:
-            assert [names.name_of(number) for number in found.numbers[name]] == [there[seen.content]]
+            assert [names.find_name(number) for number in found.numbers[name]] == [there[seen.content]]
             assert found.moved.get(name, name) == there[seen.content]
-        elif names.numbers_of(name):
+        elif names.find_numbers(name):
             assert name in found.changed
         else:
             assert name in found.gone
@@ -269,7 +269,7 @@ def test_the_lines_that_were_removed_from_a_file_move_no_name() -> None:
     """The story of a CSV of which 20 lines are removed after the ledger's list was read."""
     texts = [f"review {line}" for line in range(2, 202)]
     then = lines(texts)
-    bad = {then.name_of(number): Seen(then.fingerprint_of(number), 200) for number in (30, 128, 150)}
+    bad = {then.find_name(number): Seen(then.read_fingerprint(number), 200) for number in (30, 128, 150)}
     found = follow(bad, lines(texts[:40] + texts[60:]))
     assert [str(name) for name in bad] == ["reviews.csv:32", "reviews.csv:130", "reviews.csv:152"]
     assert list(found.numbers.values()) == [[30], [108], [130]]
@@ -285,9 +285,9 @@ def test_the_parts_of_row_that_was_cut_are_found_singly_and_together() -> None:
     assert then.find("reviews.csv:3#2") == [5]
     assert then.find("reviews.csv:3") == [3, 4, 5]
     whole = SampleId("train", 3, "reviews.csv", is_line=True)
-    recorded = {then.name_of(8): Seen(then.fingerprint_of(8)), whole: Seen(then.fingerprint_of(3))}
+    recorded = {then.find_name(8): Seen(then.read_fingerprint(8)), whole: Seen(then.read_fingerprint(3))}
     found = follow(recorded, lines(["new", *texts], cut_into=3))
-    assert found.numbers == {then.name_of(8): [11], whole: [6, 7, 8]}
+    assert found.numbers == {then.find_name(8): [11], whole: [6, 7, 8]}
     assert str(found.moved[whole]) == "reviews.csv:4"
 
 
@@ -300,7 +300,7 @@ def test_a_dataset_with_held_out_rows_is_named_by_the_index_before() -> None:
     names = row_names(part)
     assert [str(name) for name in names] == ["train[3]", "train[7]"]
     assert names.find("train[7]") == [1]
-    assert names.fingerprint_of(1) == fingerprint({"x": 7})
+    assert names.read_fingerprint(1) == fingerprint({"x": 7})
     with pytest.raises(DataError, match=r"no sample 'train\[9\]'\. Sample names look like 'train\[3\]'"):
         names.find("train[9]")
 
@@ -310,12 +310,12 @@ def test_a_datasets_dataset_is_named_by_the_row_of_its_table() -> None:
     part = whole.train_test_split(5, seed=3)["train"]
     names = row_names({"a": part}["a"])
     for number in range(len(part)):
-        assert str(names.name_of(number)) == f"train[{part[number]['x']}]"
-        assert names.numbers_of(names.name_of(number)) == [number]
+        assert str(names.find_name(number)) == f"train[{part[number]['x']}]"
+        assert names.find_numbers(names.find_name(number)) == [number]
     keyed = row_names(part, id_column="id")
     assert keyed.find(part[3]["id"]) == [3]
     with pytest.raises(DataError, match="id_column='nr' is not a column of the source 'train', which has x, id"):
-        row_names(part, id_column="nr").name_of(0)
+        row_names(part, id_column="nr").find_name(0)
 
 
 def test_a_row_that_comes_twice_has_two_samples() -> None:
@@ -363,17 +363,17 @@ def test_names_of_a_mixture(is_stream: bool) -> None:
     mixture: Any = MixtureStream(sources) if is_stream else MixtureDataset(sources)
     names = row_names(mixture)
     numbers = [0, 2, 1, 3, 5] if is_stream else range(5)
-    shown = [str(names.name_of(number)) for number in numbers]
+    shown = [str(names.find_name(number)) for number in numbers]
     assert shown == ["code[0]", "code[1]", "chat[0]", "chat[1]", "chat[2]"]
     for number in numbers:
-        name = names.name_of(number)
-        assert names.numbers_of(name) == [number]
-        assert (name.source, name.row) == mixture.source_of(number)
-    assert (names.fingerprint_of(1) is None) == is_stream
+        name = names.find_name(number)
+        assert names.find_numbers(name) == [number]
+        assert (name.source, name.row) == mixture.find_source(number)
+    assert (names.read_fingerprint(1) is None) == is_stream
     assert [number for number, _ in names.contents()] == ([0, 2] if is_stream else [*range(5)])
     for number in (-1, 4 if is_stream else 5):
         with pytest.raises(IndexError):
-            names.name_of(number)
+            names.find_name(number)
 
 
 class Stream(IterableDataset[Any]):

@@ -113,7 +113,7 @@ def test_steps_have_the_originals_samples_at_the_originals_cost(processes: int, 
 def test_rebalancing_leaves_none_out(num: int, processes: int, slots: int, more: int) -> None:
     size = processes * slots + more
     sampler = BatchRebalanceSampler([1 + i % 9 for i in range(num)], size, processes, slots, drop_last=False)
-    order = sampler.of_all_processes()
+    order = sampler.for_all_processes()
     groups = list(order.indices(0))
     assert len(groups) == len(order)
     assert sorted(i for group in groups for i in group) == list(range(num))

@@ -11,7 +11,7 @@ import pytest
 from torch.distributed import HashStore, distributed_c10d
 
 from trainwright.distributed import watchdog as watching
-from trainwright.distributed.process_group import as_one_of_many
+from trainwright.distributed.process_group import simulated_process_group
 from trainwright.distributed.watchdog import Watchdog, start_watchdog
 
 PLACES = 100_000
@@ -104,8 +104,8 @@ def can_be_cloned() -> bool:
 def test_a_store_that_cannot_be_cloned_leaves_a_watch_of_one(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    watching._tell_of_no_store.cache_clear()
-    with as_one_of_many(rank=0, num_processes=4, per_node=4):  # whose store has no values
+    watching._warn_missing_store.cache_clear()
+    with simulated_process_group(rank=0, num_processes=4, per_node=4):  # whose store has no values
         if can_be_cloned():
             pytest.skip("this version of torch clones the store of a group that sends nothing")
         assert start_watchdog(hang_timeout_s=0.0, run=0) is None, "there is nothing left to watch for"

@@ -5,7 +5,7 @@ import torch
 import transformers
 
 from trainwright.config.arguments import TrainingArguments
-from trainwright.config.resolve import world_of
+from trainwright.config.resolve import read_world
 from trainwright.distributed.world import ParallelMode, World, configured_precision
 from trainwright.errors import ArgumentError
 
@@ -89,7 +89,7 @@ def test_devices_of_other_machines(accelerator, environ, device, n_gpu, mode, mo
 
 def test_both_kinds_of_arguments_have_a_world():
     settings = {"use_cpu": True}
-    assert world_of(TrainingArguments(**settings)) == world_of(transformers.TrainingArguments(**settings))
+    assert read_world(TrainingArguments(**settings)) == read_world(transformers.TrainingArguments(**settings))
     assert TrainingArguments(**settings).world == World(use_cpu=True)
 
 

@@ -71,7 +71,7 @@ def results_leave_the_device_every_so_many_batches(bench: Bench) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("trainwright.evaluation.eval_loop.NestedCollector", Watched)
             patch.setattr(
-                "trainwright.evaluation.nested_collector.tensors_of", lambda batch: [torch.empty(1, device="meta")]
+                "trainwright.evaluation.nested_collector.iterate_tensors", lambda batch: [torch.empty(1, device="meta")]
             )
             predictions = bench.trainer(per_device_eval_batch_size=2, **settings).predict(samples()).predictions
         assert predictions.shape == (NUM_SAMPLES, 3)

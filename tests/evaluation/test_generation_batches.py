@@ -12,7 +12,7 @@ from transformers import DataCollatorForSeq2Seq, GPT2Config, GPT2LMHeadModel, se
 
 from trainwright import Seq2SeqTrainer, Seq2SeqTrainingArguments
 from trainwright.errors import DataError, ModelError
-from trainwright.evaluation.generation import new_tokens, pack, pad_right, prompted_task_of, task_of
+from trainwright.evaluation.generation import make_prompted_task, make_task, new_tokens, pack, pad_right
 
 from .._support.small import data, models, module
 
@@ -179,7 +179,7 @@ def test_no_prompt_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
 def test_padding_that_nothing_tells_apart_from_the_prompt_is_an_error() -> None:
     batch = {"input_ids": torch.tensor([[5, 6, 7], [8, PAD, PAD]])}
     with pytest.raises(DataError, match=r"padding at its right end.*padding_side = 'left'"):
-        prompted_task_of(batch, ["labels"], pad_token_id=PAD)
+        make_prompted_task(batch, ["labels"], pad_token_id=PAD)
 
 
 def test_a_model_that_cannot_generate_is_reported_and_trains(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -220,7 +220,7 @@ def test_rows_of_a_sample_stay_together(tmp_path: Path) -> None:
 
 
 def test_samples_with_different_numbers_of_rows_are_an_error() -> None:
-    task = prompted_task_of({"input_ids": torch.tensor([[5, 6], [7, 8]])}, ["labels"], pad_token_id=PAD)
+    task = make_prompted_task({"input_ids": torch.tensor([[5, 6], [7, 8]])}, ["labels"], pad_token_id=PAD)
     with pytest.raises(DataError, match=r"3 rows for 2 samples.*the same number"):
         new_tokens(torch.zeros(3, 4, dtype=torch.long), task, batch_size=2)
 
@@ -259,7 +259,7 @@ def test_what_goes_along_with_the_tokens_moves_with_them() -> None:
         "pixel_values": torch.ones(2, 3),
         "labels": torch.tensor([[-100, -100, 7, -100], [-100, -100, -100, 11]]),
     }
-    task = prompted_task_of(batch, ["labels"], pad_token_id=PAD)
+    task = make_prompted_task(batch, ["labels"], pad_token_id=PAD)
     assert task.inputs["input_ids"].tolist() == [[PAD, 5, 6], [8, 9, 10]]
     assert task.inputs["attention_mask"].tolist() == [[0, 1, 1], [1, 1, 1]]
     assert task.inputs["token_type_ids"].tolist() == [[0, 1, 2], [4, 5, 6]]
@@ -270,9 +270,9 @@ def test_what_goes_along_with_the_tokens_moves_with_them() -> None:
 
 def test_a_decoder_input_of_its_own_is_a_start_and_stays() -> None:
     batch = {"input_ids": torch.ones(2, 3), "labels": torch.ones(2, 4), "decoder_input_ids": torch.ones(2, 1)}
-    assert "decoder_input_ids" in task_of(batch, ["labels"]).inputs
+    assert "decoder_input_ids" in make_task(batch, ["labels"]).inputs
     made = {**batch, "decoder_input_ids": torch.ones(2, 4), "decoder_attention_mask": torch.ones(2, 4)}
-    assert set(task_of(made, ["labels"]).inputs) == {"input_ids"}
+    assert set(make_task(made, ["labels"]).inputs) == {"input_ids"}
 
 
 def test_rows_are_packed_and_filled_up() -> None:
@@ -285,6 +285,6 @@ def test_rows_are_packed_and_filled_up() -> None:
 
 
 def test_a_model_that_gives_back_only_what_is_new_loses_nothing() -> None:
-    task = prompted_task_of({"input_ids": torch.tensor([[5, 6]])}, [], pad_token_id=PAD)
+    task = make_prompted_task({"input_ids": torch.tensor([[5, 6]])}, [], pad_token_id=PAD)
     assert new_tokens(torch.tensor([[7, 8, 9]]), task, batch_size=1).tolist() == [[7, 8, 9]]
     assert new_tokens({"sequences": torch.tensor([[5, 6, 9]])}, task, batch_size=1).tolist() == [[9]]

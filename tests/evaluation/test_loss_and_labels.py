@@ -12,7 +12,7 @@ from torch import nn
 
 from trainwright import Trainer
 from trainwright.errors import ModelError
-from trainwright.support.tensor_tree import num_samples_of
+from trainwright.support.tensor_tree import count_samples
 
 from .._support.small import data, logged, make_trainer, models
 
@@ -180,4 +180,4 @@ SIZES: list[tuple[Any, int | None]] = [
 
 @pytest.mark.parametrize(("batch", "size"), SIZES, ids=range(len(SIZES)))
 def test_samples_of_a_batch(batch: Any, size: int | None) -> None:
-    assert num_samples_of(batch) == size
+    assert count_samples(batch) == size

@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import ModelCard
 from PIL import Image
 
-from trainwright.hub.model_card import CARD_NAME, CURVE_NAME, CardContent, is_untouched, losses_of, write_card
+from trainwright.hub.model_card import CARD_NAME, CURVE_NAME, CardContent, is_untouched, list_losses, write_card
 
 from .._support.small import data, make_trainer, trained_trainer
 from .server import TOKEN, Hub, Repo
@@ -87,7 +87,7 @@ def test_a_card_shows_the_losses_where_there_is_something_to_draw_with(
 
 def test_the_losses_of_each_evaluation_set_are_curves() -> None:
     history = [{"loss": 2.0, "step": 1}, {"eval_a_loss": 1.5, "step": 2}, {"loss": 1.0, "eval_loss": "nan", "step": 2}]
-    assert losses_of(history) == {"training": [(1, 2.0), (2, 1.0)], "eval_a_loss": [(2, 1.5)]}
+    assert list_losses(history) == {"training": [(1, 2.0), (2, 1.0)], "eval_a_loss": [(2, 1.5)]}
 
 
 def test_without_words_of_the_user_there_is_a_card_too(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from .._support.small import StopAt, data, make_trainer, train
 
 
 def of_run(*entries: dict[str, Any]) -> record.Record:
-    return record.of_one_run([{"run": "a", **entry} for entry in entries])
+    return record.make_run_record([{"run": "a", **entry} for entry in entries])
 
 
 def log(step: int, loss: float) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from tests.parity.models import seeded
 from tests.parity.sides import OURS, without_clock
 from trainwright import EvalPrediction, ExpertLoad
-from trainwright.engine.sequence_parts import attention_of
+from trainwright.engine.sequence_parts import read_attention
 
 TOTAL = 4  # rows in a micro-batch of all processes
 VOCAB = 32
@@ -190,7 +190,7 @@ def loaded(model: str, folder: Path, sizes: dict[str, int]) -> Any:
     whole = MODELS[model]()
     loads = type(whole).from_pretrained
     how = transformers.DistributedConfig(**sizes)
-    trained = loads(folder / model.replace(" ", "_"), distributed_config=how, attn_implementation=attention_of(whole))
+    trained = loads(folder / model.replace(" ", "_"), distributed_config=how, attn_implementation=read_attention(whole))
     if getattr(whole, "is_gradient_checkpointing", False):
         trained.activation_checkpointing_enable()
     return trained

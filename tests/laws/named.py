@@ -166,7 +166,7 @@ def model() -> Any:
 LOSSES = -torch.log_softmax(torch.linspace(0.0, 12.0, VOCABULARY), 0).numpy()
 
 
-def content_of(loss: float) -> int:
+def read_content(loss: float) -> int:
     """The content of a row by its loss."""
     found = int(np.abs(LOSSES - loss).argmin())
     assert abs(LOSSES[found] - loss) < 1e-3, "this is a mean over several rows"
@@ -202,7 +202,7 @@ def check_ledger(folder: Path, contents: Contents) -> None:
     table = LedgerTable.read(folder)
     assert len(table.names)
     for place, name in enumerate(table.names):
-        assert content_of(table.columns["mean_loss"][place]) == contents[name.source][name.row], str(name)
+        assert read_content(table.columns["mean_loss"][place]) == contents[name.source][name.row], str(name)
         assert str(name) == f"{name.source}[{name.row}]"
 
 

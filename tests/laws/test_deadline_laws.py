@@ -106,7 +106,7 @@ EXCEPTIONS = {
     "cli.mcp_server._end: wait": "within `asyncio.wait_for`",
     "cli.mcp_server.run_command: wait": "within `asyncio.timeout`",
     "cli.tasks.applied.rows_at": "standard input, which the user gives to the command, as to `cat`",
-    "data.bad_sample.stack_of: os.read": NO_WAIT + "after a poll with a limit",
+    "data.bad_sample.request_stack: os.read": NO_WAIT + "after a poll with a limit",
     "data.prepared_dataloader.EndsWhenTold._wait": "a daemon of a worker, whose pipe closes when the run ends",
     "distributed.device.synchronize": "the device, whose standstill `hang_timeout` ends",
     "evaluation.eval_loop.PredictionAccumulator.output": NO_WAIT + "a metric's result",

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from trainwright.engine.long_context import take_masks
-from trainwright.engine.sequence_parts import HeadShare, attention_of
+from trainwright.engine.sequence_parts import HeadShare, read_attention
 
 from .._support.engines import needs
 from .._support.two_processes import Done, run
@@ -233,7 +233,7 @@ def test_an_attention_that_takes_no_masks_is_that_of_torch(caplog: pytest.LogCap
     model = llama()
     model.config._attn_implementation = "flash_attention_2"  # type: ignore[union-attr]
     take_masks(model, HeadShare(None, size=2, place=0))
-    assert attention_of(model) == "sdpa"
+    assert read_attention(model) == "sdpa"
     assert "'sdpa' instead of 'flash_attention_2'" in caplog.text
     caplog.clear()
     take_masks(model, HeadShare(None, size=2, place=0))

@@ -140,7 +140,7 @@ ORDERS: dict[str, Callable[[Trainer, Path], object]] = {
     "check": lambda trainer, _: trainer.check(),
     "prove": lambda trainer, _: trainer.prove(num_steps=1),
     "save_model": lambda trainer, folder: trainer.save_model(str(folder / "saved")),
-    "a dry run": lambda trainer, _: dry_run.names_of_metrics(trainer),
+    "a dry run": lambda trainer, _: dry_run.find_metric_names(trainer),
     "steps left at once": lambda trainer, _: leave_at_once(trainer),
     "steps left after a pass": lambda trainer, _: leave_after_a_pass_without_trace(trainer),
     "steps left after an update": lambda trainer, _: leave_after_an_update(trainer),

@@ -139,7 +139,7 @@ def test_a_process_of_a_proof_that_never_reads(tmp_path: Path, monkeypatch: pyte
     hanging = program(tmp_path, "python", "exec sleep 1000")
     monkeypatch.setattr(prove, "sys", SimpleNamespace(executable=str(hanging), path=[]))
     with pytest.raises(ProcessFailedError):
-        prove.gradients_of({"settings": b"x" * 1_000_000}, num_processes=2, timeout_s=1.0)
+        prove.get_gradients({"settings": b"x" * 1_000_000}, num_processes=2, timeout_s=1.0)
 
 
 # -- stores ------------------------------------------------------------------------------------------------------------

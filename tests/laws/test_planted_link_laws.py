@@ -19,7 +19,7 @@ import pytest
 from trainwright._types import QUARANTINE_NAME
 from trainwright.capabilities.branch.origins import bring_along
 from trainwright.capabilities.incidents import bundle
-from trainwright.capabilities.mirror.mirror import Mirror, outbox_of
+from trainwright.capabilities.mirror.mirror import Mirror, outbox_path
 from trainwright.capabilities.mirror.parts import Order
 from trainwright.capabilities.mirror.plan import MirrorPlan
 from trainwright.capabilities.mirror.remote import RemoteStore
@@ -108,7 +108,7 @@ class Part:
     act: Callable[[Path], Any]
 
 
-MIRROR = outbox_of(Path(), URL).name
+MIRROR = outbox_path(Path(), URL).name
 PARTS = {
     "an upload is put in": Part("_uploads", "", lambda run: Outbox(run).put(Ticket(repo=None), linked={}, copied={})),
     "uploads are cleaned": Part("_uploads", "", lambda run: Outbox(run).clean()),

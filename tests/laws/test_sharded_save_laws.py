@@ -22,13 +22,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from trainwright._types import DATA_POSITION_NAME, RNG_STATE_NAME
-from trainwright.capabilities.mirror.shares import of_node, owner_of
+from trainwright.capabilities.mirror.shares import find_owner, select_node_files
 from trainwright.checkpoint import rng
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.deferred_io import IMMEDIATE
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.store import CheckpointStore
-from trainwright.distributed.process_group import as_one_of_many
+from trainwright.distributed.process_group import simulated_process_group
 from trainwright.engine import sharded_state
 from trainwright.errors import CheckpointError
 from trainwright.run.checkpointing import Checkpointer
@@ -118,7 +118,7 @@ def files_of_all_ranks(num: int, root: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(sharded_state, "save_shards", save_shards)
 
     def turn(rank: int) -> None:
-        with as_one_of_many(rank=rank, num_processes=num, per_node=PER_NODE):
+        with simulated_process_group(rank=rank, num_processes=num, per_node=PER_NODE):
             model, optimizer = sharded(num * ROWS_OF_EACH, num)
             folder = root / f"node{rank // PER_NODE}"
             sharded_state.save(folder, model, optimizer, put=at_once, group=dist.group.WORLD)
@@ -137,7 +137,7 @@ def write_states(folder: Path, num: int) -> None:
     every = [(rng.capture() | {"of": rank}, {"dataloader": {"at": rank}}) for rank in range(num)]
     checkpointer = Checkpointer(
         args=SimpleNamespace(should_save=True),
-        engine=SimpleNamespace(objects_of_replicas=lambda mine: every),  # type: ignore[arg-type]
+        engine=SimpleNamespace(gather_replica_objects=lambda mine: every),  # type: ignore[arg-type]
         writer=SimpleNamespace(sink=IMMEDIATE),  # type: ignore[arg-type]
     )
     run: Any = SimpleNamespace(loader_states=lambda: ({}, None))
@@ -169,8 +169,8 @@ def test_each_rank_has_files_of_its_own_that_every_reader_finds(
         ranks = range(number * PER_NODE, (number + 1) * PER_NODE)
         expected = set[str]().union(*map(shards_of, ranks))
         assert node.keys() - (described if number == 0 else set()) == expected
-        assert {*of_node(node, ranks)} == expected
-        assert {rank: {name for name in node if owner_of(name) == rank} for rank in ranks} == {
+        assert {*select_node_files(node, ranks)} == expected
+        assert {rank: {name for name in node if find_owner(name) == rank} for rank in ranks} == {
             rank: shards_of(rank) for rank in ranks
         }
 
@@ -201,7 +201,7 @@ def test_each_rank_has_files_of_its_own_that_every_reader_finds(
     assert torch.equal(sharded_state.read_weights(folder)["weight"], rows)
     for now in (num, num // 2, num * 2):
         for rank in LOOKED_AT:
-            with as_one_of_many(rank=rank % now, num_processes=now, per_node=PER_NODE):
+            with simulated_process_group(rank=rank % now, num_processes=now, per_node=PER_NODE):
                 model, optimizer = sharded(len(rows), now)
                 momentum = optimizer.state[model.weight]["momentum_buffer"]
                 mine = momentum.to_local().clone()

@@ -28,7 +28,7 @@ from trainwright.data.sampler_factory import training_order
 from trainwright.data.shards import RankShare
 from trainwright.distributed import collectives
 from trainwright.distributed import watchdog as watching
-from trainwright.distributed.process_group import as_one_of_many
+from trainwright.distributed.process_group import simulated_process_group
 from trainwright.distributed.watchdog import Watchdog
 from trainwright.engine import distributed_base
 from trainwright.preflight.memory.allocation_tracker import CollectiveCounter
@@ -126,7 +126,7 @@ def test_groups_by_length_are_shared_once_and_keep_their_budget(name: str, num: 
     items = [{"input_ids": [1] * length} for length in lengths]
     plan = SamplingPlan(batch_size=BATCH, micro_batches=1, num_processes=num, seed=1, **FORMED[name])
     order: Any = training_order(items, plan)
-    groups = [group for mine in parts_of(order.of_all_processes(), num, batch_size=1) for (group,) in mine]
+    groups = [group for mine in parts_of(order.for_all_processes(), num, batch_size=1) for (group,) in mine]
     if name == "packing":
         seen = Counter(piece[0] if isinstance(piece, tuple) else piece for group in groups for piece in flat(group))
     else:
@@ -275,7 +275,7 @@ def phases_of(num: int, settings: dict[str, Any], folder: Path, monkeypatch: pyt
     monkeypatch.setattr(distributed_base, "DistributedDataParallel", Answered)
     rhythm = {"max_steps": STEPS, "logging_steps": LOG, "save_steps": SAVE, "eval_strategy": "steps"}
     rhythm |= {"eval_steps": EVALUATE, "per_device_train_batch_size": 1, "preflight": False, "save_async": False}
-    with as_one_of_many(rank=0, num_processes=num, per_node=8):
+    with simulated_process_group(rank=0, num_processes=num, per_node=8):
         counter = CollectiveCounter()
         phases = Phases(counter)
         items = data.vectors(8)

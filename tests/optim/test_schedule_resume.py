@@ -164,7 +164,7 @@ def test_another_base_rate_applies_with_the_position_kept(name: str) -> None:
         advance(old_schedule, 6)
     new = optimizer(2 * BASE)
     schedule = build(new, 20)
-    asked = schedules.settings_of(new, schedule)
+    asked = schedules.collect_settings(new, schedule)
     schedule.load_state_dict(old_schedule.state_dict())
     new.load_state_dict(old.state_dict())
     schedules.apply_changes(new, schedule, asked, {"learning_rate": (BASE, 2 * BASE)})
@@ -178,7 +178,7 @@ def test_other_settings_of_the_optimizer_apply() -> None:
     old = optimizer(weight_decay=0.1)
     new = optimizer(weight_decay=0.3, betas=(0.8, 0.99), eps=1e-6)
     made = [builder("linear", WARMUPS["none"])(one, 20) for one in (old, new)]
-    asked = schedules.settings_of(new, made[1])
+    asked = schedules.collect_settings(new, made[1])
     new.load_state_dict(old.state_dict())
     made[1].load_state_dict(made[0].state_dict())
     schedules.apply_changes(new, made[1], asked, {"weight_decay": (0.1, 0.3), "adam_beta1": (0.9, 0.8)})
@@ -194,7 +194,7 @@ def test_a_plateau_keeps_what_it_counted_and_takes_its_new_settings() -> None:
     now = make_schedule(
         "reduce_lr_on_plateau", new, num_warmup_steps=0, num_training_steps=9, options={"patience": 1, "factor": 0.5}
     )
-    asked = schedules.settings_of(new, now)
+    asked = schedules.collect_settings(new, now)
     now.load_state_dict(before.state_dict())
     schedules.apply_changes(new, now, asked, {"lr_scheduler_kwargs": (None, {"patience": 1, "factor": 0.5})})
     assert (now.num_bad_epochs, now.best, now.patience, now.factor) == (1, 1.0, 1, 0.5)

@@ -16,7 +16,7 @@ from trainwright.config.plans import FSDPPlan
 from trainwright.errors import ArgumentError
 from trainwright.optim.factory import optimizer_class_and_kwargs
 from trainwright.optim.muon import MatrixMuon
-from trainwright.optim.own_optimizers import MuonWithAdamW, hidden_matrices, muon_groups, muon_lines, sections_of
+from trainwright.optim.own_optimizers import MuonWithAdamW, find_sections, hidden_matrices, muon_groups, muon_lines
 
 from ..parity import models
 from .table import Net, seeded
@@ -187,7 +187,7 @@ def test_sections_are_updated_as_matrices_of_their_own(axis: int) -> None:
 def test_query_key_and_value_are_found_by_the_configuration() -> None:
     gpt2 = models.gpt2()
     width = gpt2.config.hidden_size
-    found = sections_of(gpt2)
+    found = find_sections(gpt2)
     assert found["transformer.h.0.attn.c_attn.weight"] == (1, [width] * 3)  # weights (inputs, outputs)
     config = transformers.Phi3Config(
         vocab_size=16,
@@ -199,7 +199,7 @@ def test_query_key_and_value_are_found_by_the_configuration() -> None:
         pad_token_id=0,
     )
     phi = transformers.Phi3ForCausalLM(config)
-    assert sections_of(phi) == {"model.layers.0.self_attn.qkv_proj.weight": (0, [8, 4, 4])}
+    assert find_sections(phi) == {"model.layers.0.self_attn.qkv_proj.weight": (0, [8, 4, 4])}
     groups = muon_groups(phi, split_qkv=True)
     (cut,) = [group for group in groups if "sections" in group]
     assert len(cut["params"]) == 1

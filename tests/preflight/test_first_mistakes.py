@@ -122,7 +122,7 @@ class Wide(nn.Module):
 def test_a_first_step_that_does_not_fit_says_what_would(
     limit: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainwright.preflight.memory.planner.memory_of", lambda device: limit)
+    monkeypatch.setattr("trainwright.preflight.memory.planner.read_memory", lambda device: limit)
     rows = [{"input_ids": [1, 2] * 32, "labels": 0}] * 16
     args = TrainingArguments(
         str(tmp_path), use_cpu=True, report_to="none", save_strategy="no", disable_tqdm=True, max_steps=2

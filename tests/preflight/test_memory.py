@@ -11,7 +11,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from trainwright.errors import ArgumentError
-from trainwright.preflight.memory.allocation_tracker import block_of
+from trainwright.preflight.memory.allocation_tracker import find_block
 from trainwright.preflight.memory.memory_plan import MemoryPlan, PeakMemory, SettingsChange, parse_size
 from trainwright.preflight.memory.planner import plan_memory
 
@@ -132,7 +132,7 @@ def test_a_plan_with_no_change_that_fits_says_so() -> None:
     [("model.layers.3.mlp.up", "model.layers.3"), ("bert.pooler.dense", "bert.pooler"), ("head", "head"), ("", "")],
 )
 def test_a_module_is_shown_by_its_block(module: str, block: str) -> None:
-    assert block_of(module) == block
+    assert find_block(module) == block
 
 
 def test_a_stream_can_be_planned_too(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from transformers import (
 from trainwright import Trainer
 from trainwright.errors import DataError
 from trainwright.journal.record import read
-from trainwright.preflight.rows import Budget, quoted, rows_of, sample_of
+from trainwright.preflight.rows import Budget, fetch_rows, quote_sample, quoted
 
 from .._support.small import REFERENCE, data, make_trainer, models
 
@@ -282,7 +282,7 @@ def test_evaluation_rows_are_found_whatever_holds_them(form: str, other: str, tm
 
 
 def test_a_row_is_shown_by_its_text_and_not_by_its_id() -> None:
-    assert sample_of({"id": "a-17", "text": "a film worth seeing", "label": "good"}, None) == "'a film worth seeing'"
+    assert quote_sample({"id": "a-17", "text": "a film worth seeing", "label": "good"}, None) == "'a film worth seeing'"
 
 
 def test_a_run_keeps_them_in_its_journal(tmp_path: Path) -> None:
@@ -383,17 +383,17 @@ def test_a_decoder_with_a_classifier_has_its_classes_checked(tmp_path: Path) -> 
 def test_a_budget_bounds_what_is_read() -> None:
     items = [{"input_ids": [number] * 10, "label": number} for number in range(1000)]
     names = "train[{}]".format
-    rows = rows_of(items, Budget(rows=100, size_bytes=1), name_of=names)
+    rows = fetch_rows(items, Budget(rows=100, size_bytes=1), find_name=names)
     assert rows is not None
     assert len(rows) == len(set(rows.numbers)) == 100
     assert rows.what == "Of 100 of 1000 rows examined: "
-    few = rows_of(datasets.Dataset.from_list(items), Budget(rows=500, size_bytes=6000), name_of=names)
+    few = fetch_rows(datasets.Dataset.from_list(items), Budget(rows=500, size_bytes=6000), find_name=names)
     assert few is not None
     assert 64 <= len(few) <= 150  # of 50 bytes or so
     own = Own(data.texts(NUM))
-    assert rows_of(own, Budget(rows=10, size_bytes=1), name_of=names) is None
+    assert fetch_rows(own, Budget(rows=10, size_bytes=1), find_name=names) is None
     assert own.reads == 0
-    timed = rows_of(own, Budget(rows=10, size_bytes=1, seconds=0.0), name_of=names)
+    timed = fetch_rows(own, Budget(rows=10, size_bytes=1, seconds=0.0), find_name=names)
     assert timed is not None
     assert own.reads == len(timed) == 1
 

@@ -259,7 +259,7 @@ def test_padding_inside_of_samples_is_named(clock: TokenClock, tmp_path: Path) -
 @pytest.fixture
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mock: the measurement takes the CPU for a device with matrix units and graphs, of which there is none here."""
-    monkeypatch.setattr(measure, "kind_of", lambda device: Kind(captures_graphs=True))
+    monkeypatch.setattr(measure, "get_kind", lambda device: Kind(captures_graphs=True))
 
 
 class TileClock(TokenClock):

@@ -206,13 +206,13 @@ def test_the_loss_of_a_step_is_known_where_each_loss_is_read() -> None:
     meter = LossMeter("cpu")
     for value in (1.0, 2.5):
         meter.add(torch.tensor(value))
-    assert meter.read_loss_of_this_step() == meter.of_this_step().item() == 3.5
+    assert meter.read_step_loss() == meter.sum_step().item() == 3.5
     meter.rewind(0)
-    assert meter.read_loss_of_this_step() == 0.0
+    assert meter.read_step_loss() == 0.0
     meter.add(torch.tensor(1.0, dtype=torch.float64))
-    assert meter.read_loss_of_this_step() == 1.0
+    assert meter.read_step_loss() == 1.0
     meter.end_step()
-    assert meter.read_loss_of_this_step() == 0.0
+    assert meter.read_step_loss() == 0.0
 
 
 def test_the_loss_of_step_of_more_micro_batches_than_are_kept_apart() -> None:
@@ -222,7 +222,7 @@ def test_the_loss_of_step_of_more_micro_batches_than_are_kept_apart() -> None:
         meter.end_step()
     for _ in range(COMPACT_AFTER + 5):
         meter.add(torch.tensor(0.5))
-    assert meter.read_loss_of_this_step() == meter.of_this_step().item() == (COMPACT_AFTER + 5) / 2
+    assert meter.read_step_loss() == meter.sum_step().item() == (COMPACT_AFTER + 5) / 2
     assert meter.count == 2 * COMPACT_AFTER + 8
 
 
@@ -232,4 +232,4 @@ def test_loss_whose_memory_has_the_other_sign_is_added_as_it_reads() -> None:
     assert loss.is_neg()
     meter = LossMeter("cpu")
     meter.add(loss)
-    assert meter.read_loss_of_this_step() == meter.drain().total == -2.0
+    assert meter.read_step_loss() == meter.drain().total == -2.0

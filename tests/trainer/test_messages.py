@@ -14,7 +14,7 @@ import torch
 
 from trainwright import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
 from trainwright._types import counted
-from trainwright.callbacks.progress import line_of
+from trainwright.callbacks.progress import format_line
 from trainwright.errors import ArgumentError, LegacyNameWarning
 from trainwright.run import console
 from trainwright.state.progress import CALLBACKS, LOGGING
@@ -74,8 +74,8 @@ def test_a_run_says_each_thing_in_one_line(
 
 def test_a_log_line_is_read_by_people_and_tools() -> None:
     state = TrainerState(global_step=10, max_steps=75)
-    assert line_of(state, {"loss": "0.457", "note": "two words"}) == 'step=10/75 loss=0.457 note="two words"'
-    assert line_of(TrainerState(), {"eval_loss": "0.5"}) == "eval_loss=0.5"
+    assert format_line(state, {"loss": "0.457", "note": "two words"}) == 'step=10/75 loss=0.457 note="two words"'
+    assert format_line(TrainerState(), {"eval_loss": "0.5"}) == "eval_loss=0.5"
     assert [counted(*one) for one in ((1, "step"), (2, "process"), (1.5, "epoch"), (3, "batch"), (0, "entry"))] == [
         "1 step",
         "2 processes",

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from trainwright.distributed.device import peak_of
+from trainwright.distributed.device import find_peak
 from trainwright.state.throughput import utilisation
 
 
@@ -22,7 +22,7 @@ from trainwright.state.throughput import utilisation
     ],
 )
 def test_the_peak_is_that_of_the_device_and_of_no_other(name: str, peak: float | None) -> None:
-    assert peak_of(name) == peak
+    assert find_peak(name) == peak
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from trainwright.state.trainer_state import TrainerControl, TrainerState
-from trainwright.support.counterparts import Counterpart, is_of_original
+from trainwright.support.counterparts import Counterpart, is_counterpart
 from trainwright.support.hooks import definer
 
 # An override annotates the arguments and the extra objects with the types that it uses: ours, transformers' or narrower
@@ -120,4 +120,4 @@ def overrides(callback: object, event: str) -> bool:
     if cls is None:
         return False
     is_transformers_base = cls.__name__ == "TrainerCallback" and cls.__module__.startswith("transformers.")
-    return cls is not TrainerCallback and not is_transformers_base and not is_of_original(cls, callback)
+    return cls is not TrainerCallback and not is_transformers_base and not is_counterpart(cls, callback)

@@ -12,7 +12,7 @@ from trainwright.callbacks.flow import DefaultFlowCallback
 from trainwright.errors import CallbackError
 from trainwright.state.progress import CALLBACKS, LOGGING, Clock, Progress
 from trainwright.state.trainer_state import TrainerControl, TrainerState
-from trainwright.support.counterparts import is_of_original
+from trainwright.support.counterparts import is_counterpart
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ _CLEARS: dict[str, tuple[str, ...]] = {
 OWN_EVENTS = frozenset({"on_exception", "on_incident"})  # that the original Trainer does not have
 
 
-def is_of_package(callback: Callback) -> bool:
+def is_own_callback(callback: Callback) -> bool:
     """Returns True for a callback of this package: the time that it takes is the trainer's, not the user's."""
     return type(callback).__module__.partition(".")[0] == __name__.partition(".")[0]
 
@@ -142,7 +142,7 @@ class CallbackHandler(TrainerCallback, original="transformers.trainer_callback")
     def rebuild(self) -> None:
         """Builds the table of listeners; needed after `callbacks` was changed other than through the methods."""
         watchers = [(c, LOGGING) for c in self.watchers]
-        callbacks = [(c, LOGGING if is_of_package(c) else f"{CALLBACKS}.{type(c).__name__}") for c in self.callbacks]
+        callbacks = [(c, LOGGING if is_own_callback(c) else f"{CALLBACKS}.{type(c).__name__}") for c in self.callbacks]
         self._watching = _listeners(watchers)
         self._table = _listeners([*watchers, *callbacks])
         self._is_replaced = getattr(self.call_event, "__func__", None) is not _CALL_EVENT
@@ -249,7 +249,7 @@ _CALL_EVENT = CallbackHandler.call_event
 def _is_meant(candidate: Callback, given: Given) -> bool:
     """Returns True if a callback is the given one, or of the given class: ours, or the original's of that name."""
     if isinstance(given, type):
-        return isinstance(candidate, given) or is_of_original(given, candidate)
+        return isinstance(candidate, given) or is_counterpart(given, candidate)
     return bool(candidate == given)
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from trainwright._types import JSONObject, counted, metric_number
 from trainwright.callbacks.base import NO_LOGS, Flags, Logs, TiedToProcess, TrainerCallback
-from trainwright.config.behaviour import behaviour_of
+from trainwright.config.behaviour import get_behaviour
 from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError
 from trainwright.state.trainer_state import ExportableState, TrainerControl, TrainerState
@@ -94,7 +94,7 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState, original="transfor
         """
         value = metric_number(metric_value)
         best = metric_number(state.best_metric)
-        counts_nan = state.best_metric is not None or behaviour_of(args).early_stopping_counts_nan_before_first_best
+        counts_nan = state.best_metric is not None or get_behaviour(args).early_stopping_counts_nan_before_first_best
         if value != value and counts_nan:
             self.early_stopping_patience_counter += 1
             logger.warning(

@@ -205,7 +205,7 @@ class MetricsTable:
 
     def add(self, step: int, logs: Mapping[str, object]) -> None:
         """Adds a log; a log of the same step with other values extends that row."""
-        values = dict(columns_of(logs))
+        values = dict(name_columns(logs))
         if not values:
             return
         self._columns |= dict.fromkeys(values)
@@ -252,7 +252,7 @@ class MetricsTable:
         return "<tr>" + "".join(f'<td style="{style}">{cell_text(text)}</td>' for text in texts) + "</tr>"
 
 
-def columns_of(logs: Mapping[str, object]) -> Iterator[tuple[Column, object]]:
+def name_columns(logs: Mapping[str, object]) -> Iterator[tuple[Column, object]]:
     """Yields the losses and metrics of a log with their columns; an evaluation is known by the name of its run time."""
     if "train_runtime" in logs:  # the summary at the end of a run
         return

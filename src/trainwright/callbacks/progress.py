@@ -153,7 +153,7 @@ class ProgressCallback(TrainerCallback, original="transformers.trainer_callback"
             if (words := latest(logs)) and "loss" in logs:
                 self.training_bar.set_postfix_str(words, refresh=False)
         elif not _can_redraw():
-            print(line_of(state, shown), flush=True)
+            print(format_line(state, shown), flush=True)
 
     def on_train_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         self._close("training_bar")
@@ -175,13 +175,13 @@ class PrinterCallback(TrainerCallback, original="transformers.trainer_callback")
         self, args: Arguments, state: TrainerState, control: TrainerControl, logs: Logs = NO_LOGS, **kwargs: object
     ) -> None:
         if state.is_local_process_zero and not is_quiet(args):
-            print(line_of(state, readable(logs)), flush=True)
+            print(format_line(state, readable(logs)), flush=True)
 
 
 is_word = re.compile(r"[^\s=]+").fullmatch
 
 
-def line_of(state: TrainerState, shown: Mapping[str, object]) -> str:
+def format_line(state: TrainerState, shown: Mapping[str, object]) -> str:
     """Returns a log as one line that people and tools read: `step=10/75 loss=0.457 epoch=0.4`; other text is quoted."""
     words = []
     if state.max_steps:

@@ -32,7 +32,7 @@ from trainwright.checkpoint.deferred_io import IMMEDIATE, DeferredSink, FileSink
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.errors import CheckpointError, CheckpointWriteError, NonFiniteWeightsError
-from trainwright.support.tensor_tree import local_part, storage_place, tensors_of
+from trainwright.support.tensor_tree import iterate_tensors, local_part, storage_place
 from trainwright.support.units import size_text
 
 logger = logging.getLogger(__name__)
@@ -377,7 +377,7 @@ def weights_bytes(model: nn.Module) -> int:
 
 def optimizer_bytes(optimizer: Optimizer) -> int:
     """Returns the current size of an optimizer's states in bytes; small before its first step."""
-    return _distinct_bytes(list(tensors_of(list(getattr(optimizer, "state", {}).values()))))
+    return _distinct_bytes(list(iterate_tensors(list(getattr(optimizer, "state", {}).values()))))
 
 
 def estimated_optimizer_bytes(model: nn.Module) -> int:

@@ -57,12 +57,12 @@ class Snapshot:
     taken_ns: int
 
     @classmethod
-    def of(cls, folder: Path, manifest: Manifest) -> Snapshot:
-        return cls(manifest, marks_of(folder), time.time_ns())
+    def from_folder(cls, folder: Path, manifest: Manifest) -> Snapshot:
+        return cls(manifest, read_marks(folder), time.time_ns())
 
     def changed_since(self, folder: Path) -> set[str]:
         """Returns the names of files that are new, deleted, or possibly different from the snapshot."""
-        now = marks_of(folder)
+        now = read_marks(folder)
         names = now.keys() | self.marks.keys()
         return {name for name in names if now.get(name) != self.marks.get(name) or self._is_in_doubt(now[name])}
 
@@ -79,7 +79,7 @@ class ChangeWatch:
 
     def add(self, folder: Path, manifest: Manifest, *, final: Path | None = None) -> None:
         """Records the marks of a checkpoint; `final` is its future path, if that is different."""
-        self._snapshots[folder if final is None else final] = Snapshot.of(folder, manifest)
+        self._snapshots[folder if final is None else final] = Snapshot.from_folder(folder, manifest)
 
     def settle(self) -> None:
         """Updates manifests for changes since `add`, once. Errors are logged: such a checkpoint does not verify."""
@@ -110,7 +110,7 @@ class ChangeWatch:
             logger.info("Files of %s were changed by a callback or an override; its manifest was updated.", folder)
 
 
-def marks_of(folder: Path) -> dict[str, Mark]:
+def read_marks(folder: Path) -> dict[str, Mark]:
     """Returns the marks of the files below a directory, by relative path."""
     marks = {}
     for path in files_below(folder):

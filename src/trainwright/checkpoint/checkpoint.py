@@ -30,8 +30,8 @@ from trainwright._types import (
     UnmatchedKeys,
 )
 from trainwright.checkpoint import rng, training_state
-from trainwright.checkpoint.entries import FILES, MAX_JSON_BYTES, Entry, file_of_entry
-from trainwright.checkpoint.manifest import Manifest, digest, digest_of_content, problems_of
+from trainwright.checkpoint.entries import FILES, MAX_JSON_BYTES, Entry, name_entry_file
+from trainwright.checkpoint.manifest import Manifest, digest, digest_content, list_problems
 from trainwright.errors import CheckpointError
 from trainwright.state import trainer_state
 from trainwright.state.trainer_state import TrainerState
@@ -138,7 +138,7 @@ class Checkpoint:
 
     def problems(self) -> Iterator[str]:
         """Yields all problems of the files. A checkpoint without a manifest is accepted if it has a record."""
-        yield from problems_of(self.path, self.manifest, digest_of=self._digest_of)
+        yield from list_problems(self.path, self.manifest, compute_digest=self._compute_digest)
 
     def check_readable(self) -> None:
         """Raises CheckpointError for the first unreadable file of states or weights; tensor data is not read."""
@@ -179,7 +179,7 @@ class Checkpoint:
             raise CheckpointError(f"{path} has random states that cannot be set: {error!r}.") from error
         return True
 
-    def has_random_states_of(self, rank: int, num_processes: int) -> bool:
+    def has_random_states(self, rank: int, num_processes: int) -> bool:
         """Returns whether this process, of this number of processes, wrote its random states."""
         return (self.path / rng.file_name(rank, num_processes, RNG_STATE_NAME)).is_file()
 
@@ -204,7 +204,7 @@ class Checkpoint:
         `rank` of `num_processes` is the process that asks, for an entry that each process writes; a process without its
         own file uses that of the first process.
         """
-        path, is_own = self._find(file_of_entry(name), rank, num_processes)
+        path, is_own = self._find(name_entry_file(name), rank, num_processes)
         return Entry(name, path, is_own=is_own, read=self._read)
 
     def count_skipped_steps(self) -> int:
@@ -261,7 +261,7 @@ class Checkpoint:
         self._contents[path.name] = content = self._read(path)
         return content
 
-    def _digest_of(self, path: Path, kind: str) -> str:
+    def _compute_digest(self, path: Path, kind: str) -> str:
         """Returns the checksum of a file, and keeps the content of a small one."""
         if path.parent != self.path or path.name not in KEPT:
             return digest(path, kind)
@@ -270,4 +270,4 @@ class Checkpoint:
         except ValueError:  # larger than any reader accepts
             return digest(path, kind)
         self._contents[path.name] = content
-        return digest_of_content(content, kind)
+        return digest_content(content, kind)

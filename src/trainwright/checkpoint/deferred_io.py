@@ -15,7 +15,7 @@ import torch
 from trainwright._types import Nested
 from trainwright.distributed.device import free_bytes, pins_memory, synchronize
 from trainwright.support.host import available_bytes
-from trainwright.support.tensor_tree import tensors_of
+from trainwright.support.tensor_tree import iterate_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class DeferredSink:
         requests = everybodys(mine)
         if (reason := why_not_copy(requests)) is None:
             try:
-                copied = self._buffers.copy_of(tree)
+                copied = self._buffers.make_copy(tree)
             except (MemoryError, OSError, RuntimeError) as error:  # from python, mmap, or torch's allocators
                 logger.warning("A checkpoint could not be copied in memory: %s", error or type(error).__name__)
                 mine = mine._replace(lacking_bytes=max(1, mine.lacking_bytes), available_bytes=0)
@@ -135,16 +135,16 @@ class HostBuffers:
         self._copies: dict[torch.UntypedStorage, torch.UntypedStorage] = {}  # by original, which torch keeps unique
 
     def missing_bytes(self, tree: Nested) -> int:
-        """Returns the bytes that a copy needs beyond the reusable memory; NotPlainError as for `copy_of`."""
-        wanted = Counter(self._kinds(self._new_storages([check_plain(tensor) for tensor in tensors_of(tree)])))
+        """Returns the bytes that a copy needs beyond the reusable memory; NotPlainError as for `make_copy`."""
+        wanted = Counter(self._kinds(self._new_storages([check_plain(tensor) for tensor in iterate_tensors(tree)])))
         return sum(kind[0] * max(count - len(self._free[kind]), 0) for kind, count in wanted.items())
 
-    def copy_of(self, tree: Nested) -> Nested:
+    def make_copy(self, tree: Nested) -> Nested:
         """Returns a copy with tensors in this memory, on the CPU, and the rest deep-copied; or raises NotPlainError.
 
         Values of a device are there after `land`, which another thread may call.
         """
-        originals = [check_plain(tensor) for tensor in tensors_of(tree)]
+        originals = [check_plain(tensor) for tensor in iterate_tensors(tree)]
         new = self._new_storages(originals)
         kinds = self._kinds(new)
         self._reserve(kinds)
@@ -213,7 +213,7 @@ class HostBuffers:
         self._taken.append((kind, target))
         waits = may_wait and pins_memory(storage.device) and not kind[1] and self._wait(storage, target)
         if not waits:
-            _bytes_of(target).copy_(_bytes_of(storage), non_blocking=kind[1])
+            _view_bytes(target).copy_(_view_bytes(storage), non_blocking=kind[1])
         return target
 
     def _wait(self, storage: torch.UntypedStorage, target: torch.UntypedStorage) -> bool:
@@ -221,12 +221,12 @@ class HostBuffers:
         if self._bounce is None:
             self._bounce = torch.empty(BOUNCE_BYTES, dtype=torch.uint8, pin_memory=True)
         try:
-            copied = _bytes_of(storage).clone()
+            copied = _view_bytes(storage).clone()
         except torch.OutOfMemoryError:
             return False
         made = torch.Event(storage.device)
         made.record()
-        self._on_their_way.append((_bytes_of(target), copied, made))
+        self._on_their_way.append((_view_bytes(target), copied, made))
         return True
 
     def _twin(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -286,5 +286,5 @@ def _bring(source: torch.Tensor, target: torch.Tensor, bounce: torch.Tensor, str
         target[start : start + BOUNCE_BYTES].copy_(passing)
 
 
-def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+def _view_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

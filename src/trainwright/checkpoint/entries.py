@@ -21,7 +21,7 @@ MAX_JSON_BYTES = 64 << 20  # for an entry in JSON
 FILES = {"data_position": DATA_POSITION_NAME, **FILES_OF_CAPABILITIES}
 
 
-def file_of_entry(name: str) -> str:
+def name_entry_file(name: str) -> str:
     """Returns the name of the file with an entry."""
     return FILES.get(name, EXTENSIONS_NAME)
 

@@ -46,7 +46,7 @@ class Manifest:
     @property
     def identity(self) -> str:
         """Checksum that is equal only for copies of the same checkpoint."""
-        return _checksum_of(asdict(self))
+        return _compute_checksum(asdict(self))
 
     @property
     def non_finite_mark(self) -> str | None:
@@ -59,7 +59,7 @@ class Manifest:
     def text(self) -> str:
         """Returns the content of the file."""
         values = asdict(self)
-        return json.dumps({**values, "crc32": _checksum_of(values)}, indent=2, sort_keys=True)
+        return json.dumps({**values, "crc32": _compute_checksum(values)}, indent=2, sort_keys=True)
 
     def write(self, folder: Path) -> None:
         """Writes the manifest into a checkpoint."""
@@ -79,7 +79,7 @@ class Manifest:
         """Parses the content of a manifest file; None if it is damaged."""
         try:
             values = parse_json(content)
-            if values.pop("crc32") != _checksum_of(values):
+            if values.pop("crc32") != _compute_checksum(values):
                 return None
             manifest = cls(**values)
         except MALFORMED:
@@ -99,7 +99,7 @@ class Manifest:
         )
 
 
-def _checksum_of(values: JSONObject) -> str:
+def _compute_checksum(values: JSONObject) -> str:
     return f"{zlib.crc32(json.dumps(values, sort_keys=True).encode()):08x}"
 
 
@@ -118,13 +118,13 @@ def describe_files(folder: Path) -> dict[str, FileEntry]:
 def describe_file(path: Path) -> FileEntry:
     """Returns size and digest of a file."""
     try:
-        value = _digest_of_written(path)
+        value = _digest_written(path)
     except (MemoryError, OSError, ValueError):  # no room to map the file, or a disk without mapping
         value = digest(path)
     return {"size": path.stat().st_size, DIGEST: value}
 
 
-def _digest_of_written(path: Path) -> str:
+def _digest_written(path: Path) -> str:
     """Computes `digest` over a mapping of a newly written file, so no process truncates it."""
     value = xxhash.xxh3_64()
     if path.stat().st_size > 0:  # an empty file cannot be mapped
@@ -155,7 +155,7 @@ def digest(path: Path, kind: str = DIGEST) -> str:
     return value.hexdigest() if kind == DIGEST else f"{crc:08x}"
 
 
-def digest_of_content(content: bytes, kind: str) -> str:
+def digest_content(content: bytes, kind: str) -> str:
     """Returns the checksum of file content in memory."""
     return xxhash.xxh3_64(content).hexdigest() if kind == DIGEST else f"{zlib.crc32(content):08x}"
 
@@ -170,23 +170,23 @@ def problems(folder: Path) -> Iterator[str]:
 
     A checkpoint without a manifest is accepted if it has a trainer state: transformers writes that file last.
     """
-    yield from problems_of(folder, Manifest.read(folder))
+    yield from list_problems(folder, Manifest.read(folder))
 
 
-def problems_of(
-    folder: Path, manifest: Manifest | None, *, digest_of: Callable[[Path, str], str] = digest
+def list_problems(
+    folder: Path, manifest: Manifest | None, *, compute_digest: Callable[[Path, str], str] = digest
 ) -> Iterator[str]:
     """Yields all problems of a checkpoint with an already parsed manifest.
 
-    `digest_of` returns the checksum of a file, for a kind. The manifest is None if it is missing or damaged.
+    `compute_digest` returns the checksum of a file, for a kind. The manifest is None if it is missing or damaged.
     """
     try:
-        yield from _problems(folder, manifest, digest_of)
+        yield from _problems(folder, manifest, compute_digest)
     except OSError as error:
         yield f"{Path(error.filename or folder).name} cannot be read: {error.strerror or error}"
 
 
-def _problems(folder: Path, manifest: Manifest | None, digest_of: Callable[[Path, str], str]) -> Iterator[str]:
+def _problems(folder: Path, manifest: Manifest | None, compute_digest: Callable[[Path, str], str]) -> Iterator[str]:
     for link in links_that_leave(folder):
         yield f"{link} is a link that leaves the directory. If you trust it, copy the checkpoint with cp -rL"
     for name in names_without_content(folder):
@@ -202,7 +202,7 @@ def _problems(folder: Path, manifest: Manifest | None, digest_of: Callable[[Path
             yield f"{TRAINER_STATE_NAME} is missing"
         return
     for name, expected in manifest.files.items():
-        problem = _problem_of_file(folder, name, expected, digest_of)
+        problem = _check_file(folder, name, expected, compute_digest)
         if problem is not None:
             yield problem
 
@@ -216,7 +216,7 @@ def differing_files(folder: Path, manifest: Manifest) -> dict[str, str]:
     for name, expected in manifest.files.items():
         if is_outside(name):
             raise CheckpointError(f"{folder}: {MANIFEST_NAME} lists {name!r}, which is outside the directory.")
-        if _problem_of_file(folder, name, expected, digest) is not None:
+        if _check_file(folder, name, expected, digest) is not None:
             found[name] = "changed" if (folder / name).is_file() else "deleted"
     names = (path.relative_to(folder).as_posix() for path in files_below(folder))
     return found | {name: "added" for name in names if name not in manifest.files}
@@ -228,7 +228,7 @@ def is_outside(name: str) -> bool:
     return any(path.is_absolute() or path.drive or ".." in path.parts for path in paths)
 
 
-def _problem_of_file(folder: Path, name: str, expected: FileEntry, digest_of: Callable[[Path, str], str]) -> str | None:
+def _check_file(folder: Path, name: str, expected: FileEntry, compute_digest: Callable[[Path, str], str]) -> str | None:
     if is_outside(name):
         return f"{MANIFEST_NAME} lists {name!r}, which is outside the directory"
     path = folder / name
@@ -240,7 +240,7 @@ def _problem_of_file(folder: Path, name: str, expected: FileEntry, digest_of: Ca
         return f"{name} has {path.stat().st_size} bytes instead of {expected['size']} {cure}"
     if kind is None:
         return f"{name} has no checksum that this version can compute"
-    if digest_of(path, kind) != expected[kind]:
+    if compute_digest(path, kind) != expected[kind]:
         return f"{name} was altered: its checksum does not match {cure}"
     return None
 

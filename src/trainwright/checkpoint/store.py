@@ -361,13 +361,13 @@ def _newest_first(root: Path) -> list[Checkpoint]:
     for _, checkpoint in found:
         manifest = checkpoint.manifest
         when = checkpoint.path.stat().st_mtime if manifest is None else manifest.written_at
-        run = _run_id_of(checkpoint)
+        run = _read_run_id(checkpoint)
         last[run] = max(when, last.get(run, when))
-    found.sort(key=lambda one: (last[_run_id_of(one[1])], one[0]), reverse=True)
+    found.sort(key=lambda one: (last[_read_run_id(one[1])], one[0]), reverse=True)
     return [checkpoint for _, checkpoint in found]
 
 
-def _run_id_of(checkpoint: Checkpoint) -> str:
+def _read_run_id(checkpoint: Checkpoint) -> str:
     """Returns the run that wrote a checkpoint; empty if unknown."""
     return "" if checkpoint.manifest is None else checkpoint.manifest.run_id
 

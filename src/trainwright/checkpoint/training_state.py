@@ -138,7 +138,7 @@ def read_items(trainer: Any) -> Items:  # any trainer
     return items if isinstance(items, Mapping) else {}
 
 
-def states_of_items(items: Items) -> dict[str, StateDict]:
+def collect_item_states(items: Items) -> dict[str, StateDict]:
     """Returns the states of items by name; ArgumentError for a state that a checkpoint cannot store."""
     states = {}
     for name, item in items.items():
@@ -214,7 +214,7 @@ def _check_same_settings(optimizer: Optimizer, state: StateDict) -> None:
         lacking = sorted(set(mine) - set(saved) - {"initial_lr"})
         if lacking:
             raise ValueError(f"the state has no {', '.join(lacking)}, so it belongs to another optimizer")
-        if not _is_of_torch(optimizer):
+        if not _has_torch_state(optimizer):
             continue
         of_number = {"initial_lr": 0.0} if "initial_lr" in saved else {}
         for name, value in {**mine, **of_number}.items():
@@ -222,7 +222,7 @@ def _check_same_settings(optimizer: Optimizer, state: StateDict) -> None:
                 raise ValueError(f"{name} is {str(saved[name])[:40]!r}")
 
 
-def _is_of_torch(optimizer: Optimizer) -> bool:
+def _has_torch_state(optimizer: Optimizer) -> bool:
     """Returns False for optimizers with states of their own kinds: projected, quantised."""
     return type(getattr(optimizer, "optimizer", optimizer)).__module__.startswith("torch.optim")
 
@@ -248,7 +248,7 @@ def _is_number(value: Any) -> bool:
 
 def _check_same_shapes(optimizer: Optimizer, state: StateDict) -> None:
     """Raises ValueError if a state belongs to a parameter of another shape: a fused kernel reads beyond its end."""
-    if not _is_of_torch(optimizer):
+    if not _has_torch_state(optimizer):
         return
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for index, parameter in enumerate(parameters):

@@ -105,18 +105,18 @@ def rewrite_with_torch(folders: Iterable[Path]) -> None:
     """Replaces the safetensors files in these folders by torch files with the same contents."""
     for folder in folders:
         for file in sorted(folder.glob("*.safetensors")):
-            torch.save(read_file(file), file.with_name(_name_of_torch(file.name)))
+            torch.save(read_file(file), file.with_name(_name_torch_file(file.name)))
             file.unlink()
         index = folder / SAFE_WEIGHTS_INDEX_NAME
         if not index.is_file():
             continue
         found = read_json(index, max_bytes=MAX_INDEX_BYTES)
-        found["weight_map"] = {name: _name_of_torch(file) for name, file in found["weight_map"].items()}
+        found["weight_map"] = {name: _name_torch_file(file) for name, file in found["weight_map"].items()}
         (folder / WEIGHTS_INDEX_NAME).write_text(json.dumps(found, indent=2, sort_keys=True), encoding="utf-8")
         index.unlink()
 
 
-def _name_of_torch(name: str) -> str:
+def _name_torch_file(name: str) -> str:
     """model-00001-of-00002.safetensors -> pytorch_model-00001-of-00002.bin."""
     renamed = f"pytorch_{name}" if name.startswith("model") else name
     return renamed.removesuffix(".safetensors") + ".bin"

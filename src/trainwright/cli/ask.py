@@ -32,13 +32,13 @@ def chat(
     as_json: AsJson = False,
 ) -> None:
     """Ask a trained model, with the template it was trained with."""
-    from trainwright.cli.remote_runs import checkpoint_of
+    from trainwright.cli.remote_runs import fetch_checkpoint
     from trainwright.cli.tasks.conversation import open_conversation
 
     settings: dict[str, Any] = {"system": system, "weights": weights, "max_new_tokens": max_new_tokens}
     with (
         answers_alone(),
-        checkpoint_of(model) as local,
+        fetch_checkpoint(model) as local,
         open_conversation(local, **settings, temperature=temperature) as talk,
     ):
         if talk.note:

@@ -11,7 +11,7 @@ from trainwright.checkpoint.store import CheckpointStore
 from trainwright.cli.recipe.recipe_reader import checked
 from trainwright.cli.recipe.schema import Recipe
 from trainwright.cli.recipe.yaml_tree import Tree
-from trainwright.cli.tasks.recipe_run import has_stopped_early, tree_of_run
+from trainwright.cli.tasks.recipe_run import has_stopped_early, read_run_tree
 from trainwright.errors import ArgumentError, CheckpointNotFoundError
 from trainwright.optim.schedules import COOLDOWNS
 from trainwright.support.door import MAX_STEP
@@ -56,7 +56,7 @@ def branched(
 
     folder = _directory(run)
     begun = _begun_from(out, folder, at)
-    tree = tree_of_run(folder if begun is None else out, overrides, typed, cure=OF_A_SCRIPT)
+    tree = read_run_tree(folder if begun is None else out, overrides, typed, cure=OF_A_SCRIPT)
     if cooldown is not None:
         length = cooldown_length(cooldown, at)
         _set_length(tree, at + length, option=f"--cooldown {cooldown}")
@@ -107,7 +107,7 @@ def extended(
         raise ArgumentError(
             "extend takes the number of further steps, --steps 2000, or the step to end at, --to 12000."
         )
-    tree = tree_of_run(folder, overrides, typed, cure=OF_A_SCRIPT)
+    tree = read_run_tree(folder, overrides, typed, cure=OF_A_SCRIPT)
     newest = CheckpointStore(folder).latest()
     if newest is None:
         raise CheckpointNotFoundError(f"{run} has no whole checkpoint, so it cannot be continued.")

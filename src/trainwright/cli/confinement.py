@@ -92,7 +92,7 @@ class Confinement:
         if command.name in WITH_RECIPE:
             for recipe in _recipes(places):
                 self._check_texts(
-                    _leaves_of_recipe(recipe), [recipe.parent, *(one for one in places if not one.is_file())]
+                    _read_recipe_texts(recipe), [recipe.parent, *(one for one in places if not one.is_file())]
                 )
                 self._check_texts(texts, [recipe.parent])
 
@@ -221,7 +221,7 @@ def _recipes(places: Iterable[Path]) -> Iterator[Path]:
                 yield recipe
 
 
-def _leaves_of_recipe(recipe: Path) -> list[str]:
+def _read_recipe_texts(recipe: Path) -> list[str]:
     """Returns the texts in a configuration file; none if it is not readable, so that the command refuses it."""
     from trainwright.cli.recipe.yaml_tree import parse
 

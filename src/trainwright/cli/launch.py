@@ -10,7 +10,7 @@ from trainwright.cli.recipe.schema import Recipe
 from trainwright.distributed.world import World
 
 
-def command_of(context: typer.Context) -> list[str]:
+def rebuild_command(context: typer.Context) -> list[str]:
     """Returns the words of the command that a process repeats; a resume reads the number of processes from them."""
     words = [str(context.info_name)]
     for parameter in context.command.params:
@@ -50,7 +50,7 @@ def launched(recipe: Recipe, processes: int | None, context: typer.Context) -> b
     number = processes or (1 if recipe.launch is None else recipe.launch.processes)
     if number == 1 or World.detect().world_size > 1:
         return False
-    code = launch(number, command_of(context))
+    code = launch(number, rebuild_command(context))
     if code:
         raise typer.Exit(code)
     return True

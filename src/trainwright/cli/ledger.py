@@ -76,20 +76,20 @@ class LedgerTable:
 
     # Names of the samples for `follow`, by their rows in the table.
 
-    def name_of(self, number: int) -> SampleId:
+    def find_name(self, number: int) -> SampleId:
         return self.names[number]
 
-    def numbers_of(self, name: SampleId) -> Sequence[int]:
+    def find_numbers(self, name: SampleId) -> Sequence[int]:
         number = self._places.get(name.place)
         return () if number is None else (number,)
 
-    def fingerprint_of(self, number: int) -> int | None:
+    def read_fingerprint(self, number: int) -> int | None:
         return self.fingerprints[number]
 
     def contents(self) -> Iterable[tuple[int, int | None]]:
         return enumerate(self.fingerprints)
 
-    def size_of(self, name: SampleId) -> int | None:
+    def find_size(self, name: SampleId) -> int | None:
         return self.sizes.get(name.source)
 
     @cached_property
@@ -108,13 +108,13 @@ def answer(run: Path, question: str, *, number: int, data: Path | None) -> list[
         raise ArgumentError(f"{question!r} is not one of: {', '.join(QUESTIONS)}.{did_you_mean(question, QUESTIONS)}")
     table = LedgerTable.read(run)
     if question == "by-source":
-        return [_of_source(name, table.columns) for name in dict.fromkeys(table.columns["source"])]
-    texts = Texts.of(run, data, table)
+        return [_describe_source(name, table.columns) for name in dict.fromkeys(table.columns["source"])]
+    texts = Texts.from_run(run, data, table)
     if question == "never":
         rows = []
         for sample in _never(table, number):
             text = {"text": texts.by_number(sample)} if texts.has_numbers else {}
-            rows.append({"name": texts.name_of(sample), "sample": sample, **text})
+            rows.append({"name": texts.find_name(sample), "sample": sample, **text})
         return rows
     places = list(islice(_chosen(question, table), number))
     if not texts.rows:
@@ -153,7 +153,7 @@ def _never(table: LedgerTable, number: int) -> list[int]:
     return list(islice((sample for sample in range(table.num_samples) if sample not in seen), number))
 
 
-def _of_source(name: str, columns: Mapping[str, Sequence[Any]]) -> JSONObject:
+def _describe_source(name: str, columns: Mapping[str, Sequence[Any]]) -> JSONObject:
     part = [place for place, source in enumerate(columns["source"]) if source == name]
     tokens = sum(columns["tokens"][place] for place in part)
     return {
@@ -182,7 +182,7 @@ class Texts:
     has_indices: bool = False
 
     @classmethod
-    def of(cls, run: Path, data: Path | None, table: LedgerTable) -> Texts:
+    def from_run(cls, run: Path, data: Path | None, table: LedgerTable) -> Texts:
         """Finds the rows: in a named file, or in the data of the run's recipe.
 
         Raises DataError for a file without any of the ledger's rows.
@@ -235,7 +235,7 @@ class Texts:
         """Returns the text of a sample by its number."""
         return _text(self.rows[sample])
 
-    def name_of(self, sample: int) -> str:
+    def find_name(self, sample: int) -> str:
         """Returns the name of a sample without a visit, which the ledger does not have."""
         name = getattr(self.rows[sample], "name", None) if self.has_numbers and self.rows else None
         if name is not None:
@@ -274,7 +274,7 @@ def exclude(run: Path, folder: Path, found: Sequence[JSONObject]) -> None:
         if name.key is not None and table.id_column is not None:
             entries.append((table.id_column, name.key))
         else:
-            entries.append(Named(name, Seen(table.fingerprints[place], table.size_of(name))))
+            entries.append(Named(name, Seen(table.fingerprints[place], table.find_size(name))))
     add_to_quarantine(folder, entries)
     if any(isinstance(entry, int) for entry in entries):
         note_sizes(folder, table.sizes)
@@ -292,7 +292,7 @@ def difference(first: Path, second: Path, *, number: int) -> JSONObject:
     """
     one = LedgerTable.read(first)
     two = LedgerTable.read(second)
-    before = {name: Seen(one.fingerprints[place], one.size_of(name)) for place, name in enumerate(one.names)}
+    before = {name: Seen(one.fingerprints[place], one.find_size(name)) for place, name in enumerate(one.names)}
     found = follow(before, two)
     if found.unmatched:
         raise DataError(
@@ -311,7 +311,7 @@ def difference(first: Path, second: Path, *, number: int) -> JSONObject:
             rows.append(row)
     rows.sort(key=lambda row: 1.0 if math.isnan(row["change"]) else -abs(row["change"]))  # rows without a loss last
     matched = {there for numbers in found.numbers.values() for there in numbers}
-    changed = {there for name in found.changed for there in two.numbers_of(name)}
+    changed = {there for name in found.changed for there in two.find_numbers(name)}
     return {
         "rows": rows[:number],
         "num_matched": len(rows),

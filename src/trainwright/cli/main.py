@@ -206,10 +206,10 @@ def _read(config: Path, overrides: list[str] | None, context: typer.Context) -> 
     from trainwright.cli.user_code import allow_functions
 
     def in_data(recipe: Recipe, tree: Tree) -> list[tuple[tuple[str, ...], str]]:
-        from trainwright.cli.tasks.source import problems_of_data  # loads torch
+        from trainwright.cli.tasks.source import find_data_problems  # loads torch
 
         allow_functions(tree.value, config.absolute().parent)
-        return problems_of_data(recipe, tree)
+        return find_data_problems(recipe, tree)
 
     tree = read_tree(config, overrides or (), context.args, also=in_data)
     allow_functions(tree.value, config.absolute().parent)
@@ -290,11 +290,11 @@ def report(
     if output is not None:
         check_output(output, [run], option="--output")
     if is_url(run):
-        from trainwright.cli.remote_runs import journal_of
+        from trainwright.cli.remote_runs import fetch_journal
 
         if watch:
             raise errors.ArgumentError(f"--watch follows a run in a directory, and {run} is a URL.")
-        with journal_of(run) as folder:
+        with fetch_journal(run) as folder:
             _say_written(write_report(folder, output or Path("report.html")), as_json=as_json)
         return
     _say_written(write_report(run, output), as_json=as_json)
@@ -326,13 +326,13 @@ def compare(
     from trainwright.report.comparison import comparison, first_difference, partings, read_runs
     from trainwright.report.run_table import (
         OTHER_ROWS,
-        best_of,
+        collect_metrics,
         differing_arguments,
+        find_best,
         is_comparable,
+        list_origins,
         metric_texts,
-        metrics_of,
         origin_text,
-        origins_of,
     )
 
     if len(runs) < 2:
@@ -340,15 +340,15 @@ def compare(
             f"compare takes two runs or more, and {runs[0]} is one: trainwright compare {runs[0]} OTHER_RUN. "
             f"`trainwright runs` lists the runs below a directory; `trainwright report {runs[0]}` shows one."
         )
-    from trainwright.cli.remote_runs import journal_of
+    from trainwright.cli.remote_runs import fetch_journal
 
     path = output or Path("comparison.html")
     check_output(path, runs, option="--output")
     with ExitStack() as stack:
-        records = read_runs([stack.enter_context(journal_of(run)) for run in runs])
+        records = read_runs([stack.enter_context(fetch_journal(run)) for run in runs])
     pairs = partings(records, tolerance)
     first = first_difference(records, tolerance)
-    origins = {name: origins_of(record) for name, record in records.items()}
+    origins = {name: list_origins(record) for name, record in records.items()}
     if as_json:
         found = {
             "parts_at_step": first,
@@ -359,7 +359,7 @@ def compare(
         put_json({"runs": list(records), **found, **same})
         return
     for name, record in records.items():
-        echo(f"{name}: {', '.join(metric_texts(metrics_of(record, best_of(record)))) or 'no evaluation'}")
+        echo(f"{name}: {', '.join(metric_texts(collect_metrics(record, find_best(record)))) or 'no evaluation'}")
         for origin in origins[name][-1:]:
             echo(f"{name} is a branch of {origin_text(origin)}")
     if not is_comparable(records):
@@ -490,11 +490,11 @@ def export(
         raise errors.ArgumentError("--accept-differences is for --prove, which finds them.")
     if prove and not Path(prove).exists():
         raise errors.DataError(f"There is no file {prove} to prove the export on.")
-    from trainwright.cli.remote_runs import checkpoint_of
+    from trainwright.cli.remote_runs import fetch_checkpoint
     from trainwright.cli.tasks.export import chosen, chosen_checkpoint, has_adapter
     from trainwright.cli.tasks.export_folder import Export, write_export
 
-    with checkpoint_of(checkpoint) as local:
+    with fetch_checkpoint(checkpoint) as local:
         source, why = chosen_checkpoint(local) if weights == "average" else chosen(local)
         if why:
             echo(f"From {source.name if is_url(checkpoint) else source}: {why}", err=as_json)
@@ -655,7 +655,7 @@ def eval(
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a trained model on other data."""
-    from trainwright.cli.remote_runs import checkpoint_of
+    from trainwright.cli.remote_runs import fetch_checkpoint
     from trainwright.cli.tasks.applied import applied, rows_at
     from trainwright.cli.tasks.evaluate import evaluate
     from trainwright.cli.tasks.recipe_run import readable
@@ -668,7 +668,7 @@ def eval(
     check_output(path, [data, model], option="--output")
     with (
         rows_at(data) as file,
-        checkpoint_of(model) as local,
+        fetch_checkpoint(model) as local,
         applied(local, file, task=task, overrides=overrides or (), weights=weights) as one,
     ):
         if one.note:
@@ -729,7 +729,7 @@ def predict(
     as_json: AsJson = False,
 ) -> None:
     """Write the predictions of a trained model, row by row."""
-    from trainwright.cli.remote_runs import checkpoint_of
+    from trainwright.cli.remote_runs import fetch_checkpoint
     from trainwright.cli.tasks.applied import applied, rows_at
     from trainwright.cli.tasks.predict import predict, predict_rows, write_table
 
@@ -740,7 +740,7 @@ def predict(
     with (
         answers_alone(),
         rows_at(data) as file,
-        checkpoint_of(model) as local,
+        fetch_checkpoint(model) as local,
         applied(local, file, task=task, overrides=overrides or (), weights=weights) as one,
     ):
         if one.note:

@@ -23,7 +23,7 @@ Place: TypeAlias = "Path | str"  # a path, or a URL
 
 
 @contextmanager
-def journal_of(run: Place) -> Iterator[Path]:
+def fetch_journal(run: Place) -> Iterator[Path]:
     """Yields the directory of a run with its journal.
 
     Raises:
@@ -52,7 +52,7 @@ def journals_below(place: Place) -> Iterator[Path]:
 
 
 @contextmanager
-def checkpoint_of(place: Place) -> Iterator[Path]:
+def fetch_checkpoint(place: Place) -> Iterator[Path]:
     """Yields the directory of a checkpoint, or of a run with its newest and its best checkpoint.
 
     The recipe of `trainwright train` is in the directory of the run.

@@ -22,9 +22,15 @@ import torch
 from trainwright._types import MANIFEST_NAME, JSONObject, counted, without_tokens
 from trainwright.capabilities.incidents import bundle
 from trainwright.capabilities.incidents.contents import LOSS_SETTINGS, bad_rows, place_text, window_losses
-from trainwright.capabilities.incidents.probe import Findings, entries_not_finite, probe, rows_of, weights_not_finite
+from trainwright.capabilities.incidents.probe import (
+    Findings,
+    entries_not_finite,
+    probe,
+    select_rows,
+    weights_not_finite,
+)
 from trainwright.checkpoint import rng
-from trainwright.checkpoint.manifest import Manifest, find_problem, problems_of
+from trainwright.checkpoint.manifest import Manifest, find_problem, list_problems
 from trainwright.checkpoint.weights import load_weights, make_pretrained, weight_files
 from trainwright.config.arguments import TrainingArguments
 from trainwright.engine import sharded_state
@@ -109,7 +115,7 @@ def checked(folder: Path) -> JSONObject:
         raise BundleError(f"There is no directory {folder}.")
     missing = next((n for n in (MANIFEST_NAME, bundle.INCIDENT) if not (folder / n).is_file()), None)
     manifest = Manifest.read(folder)
-    problem = f"{missing} is missing" if missing else next(problems_of(folder, manifest), None)
+    problem = f"{missing} is missing" if missing else next(list_problems(folder, manifest), None)
     if problem is None and manifest is not None:
         unlisted = [path.name for path in folder.iterdir() if path.name not in {*manifest.files, MANIFEST_NAME}]
         problem = f"{unlisted[0]} is not in {MANIFEST_NAME}" if unlisted else None
@@ -280,7 +286,7 @@ def _samples(trainer: Trainer, bare: Any, window: Window, about: JSONObject, fou
     lines = []
     for number, row in rows:
         batch = window.batches[number]
-        entries = entries_not_finite(rows_of(batch, [row], find_batch_size(batch) or 1))
+        entries = entries_not_finite(select_rows(batch, [row], find_batch_size(batch) or 1))
         odd = f": {', '.join(entries)} not finite" if entries else ""
         lines.append(f"sample    {_place(about, number, row)}{odd}")
     return lines
@@ -307,7 +313,7 @@ def _one_by_one(trainer: Trainer, bare: Any, window: Window, about: JSONObject) 
     for number, batch in enumerate(window.batches):
         size = find_batch_size(batch) or 1
         for row in range(size):
-            one = Window([rows_of(batch, [row], size)], window.num_items)
+            one = Window([select_rows(batch, [row], size)], window.num_items)
             found = probe(bare, lambda one=one: window_losses(trainer, run, bare, one))  # type: ignore[misc]
             place = _place(about, number, row)
             norm = math.hypot(*found.gradients.values())

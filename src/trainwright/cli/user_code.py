@@ -89,19 +89,19 @@ def remember_functions(value: JSONObject) -> None:
     if names:
         kept = list(dict.fromkeys([*_remembered(), *names]))[-MOST_REMEMBERED:]
         with suppress(OSError):
-            _list_of_functions().parent.mkdir(parents=True, exist_ok=True)
-            write_text(_list_of_functions(), json.dumps(kept))
+            _functions_path().parent.mkdir(parents=True, exist_ok=True)
+            write_text(_functions_path(), json.dumps(kept))
 
 
 def _remembered() -> list[str]:
     try:
-        found = read_json(_list_of_functions(), max_bytes=MAX_BYTES)
+        found = read_json(_functions_path(), max_bytes=MAX_BYTES)
     except (OSError, ValueError):
         return []
     return [one for one in found if isinstance(one, str)] if isinstance(found, list) else []
 
 
-def _list_of_functions() -> Path:
+def _functions_path() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainwright" / "functions.json"
 
 

@@ -104,7 +104,7 @@ def install() -> Installed:
     if _installed is not None:
         return _installed
     modules = [module for module in map(_module, MODULES) if module is not None]
-    _warn_of_those_who_came_before(modules)
+    _warn_earlier_importers(modules)
     done = Installed()
     names = [name for name in trainwright.__all__ if not name.startswith("__")]
     for module, name in ((module, name) for module in modules for name in names if hasattr(module, name)):
@@ -140,7 +140,7 @@ def _module(name: str) -> ModuleType | None:
         raise
 
 
-def _warn_of_those_who_came_before(modules: list[ModuleType]) -> None:
+def _warn_earlier_importers(modules: list[ModuleType]) -> None:
     theirs = {id(value) for m in modules for n in _TELLING if (value := vars(m).get(n)) is not None}
     holders = sorted(
         name

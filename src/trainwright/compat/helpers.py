@@ -118,7 +118,7 @@ _ShardedDDPOption = Enum(
 )
 
 
-def _space_of_sigopt(trial: object) -> list[dict[str, Any]]:
+def _sigopt_space(trial: object) -> list[dict[str, Any]]:
     """The default space as SigOpt took it."""
     rates = {"name": "learning_rate", "type": "double", "bounds": {"min": 1e-6, "max": 1e-4}, "transformation": "log"}
     numbers = {"num_train_epochs": (1, 6), "seed": (1, 40)}
@@ -129,7 +129,7 @@ def _space_of_sigopt(trial: object) -> list[dict[str, Any]]:
 
 GONE = {
     "ShardedDDPOption": (_ShardedDDPOption, "FairScale is not used; write fsdp=True"),
-    "default_hp_space_sigopt": (_space_of_sigopt, "SigOpt was shut down in 2024; search with backend='optuna'"),
+    "default_hp_space_sigopt": (_sigopt_space, "SigOpt was shut down in 2024; search with backend='optuna'"),
 }
 
 

@@ -87,13 +87,13 @@ class Entry:
         rest = given.get(self.new) or {}
         if isinstance(rest, str) and rest.startswith("{"):
             rest = parse_json(rest)
-        rest = entries_of(rest)
+        rest = read_entries(rest)
         if not isinstance(rest, Mapping):
             raise ValueError(f"it cannot be added to {self.new}={rest!r}; write it there, under {self.key!r}")
         return {self.new: {**rest, self.key: value}}
 
     def current(self, args: Any) -> Any:
-        return entries_of(getattr(args, self.new) or {}).get(self.key, self.unset[-1])
+        return read_entries(getattr(args, self.new) or {}).get(self.key, self.unset[-1])
 
 
 @dataclass(frozen=True)
@@ -197,19 +197,19 @@ class Honoured:
 OldName = NameOfField | Refused | Accepted | Honoured
 
 
-def entries_of(value: Any) -> Any:
+def read_entries(value: Any) -> Any:
     """The dict of a dict-valued field that may hold an object."""
     return value.to_dict() if hasattr(value, "to_dict") else value
 
 
-def share_of_steps(ratio: float) -> float:
+def ratio_to_steps(ratio: float) -> float:
     """A ratio of all steps, as warmup_steps takes it: there, 1 would be one step."""
     if not 0 <= ratio <= 1:
         raise ValueError("it is a share of all steps between 0 and 1; write a number of steps as warmup_steps")
     return min(ratio, math.nextafter(1.0, 0.0))
 
 
-def ratio_of_steps(warmup_steps: float) -> float:
+def steps_to_ratio(warmup_steps: float) -> float:
     """The ratio that `warmup_steps` is; 0 if it is a number of steps, which wins over a ratio."""
     return warmup_steps if warmup_steps < 1 else 0.0
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from trainwright.config import resolve, rules, summary
 from trainwright.config.aliases import Translation
-from trainwright.config.behaviour import behaviour_of
+from trainwright.config.behaviour import get_behaviour
 from trainwright.config.coerce import DICT_FIELDS, coerce, verbosity
 from trainwright.config.fields import (
     ASKED_FOR,
@@ -35,7 +35,7 @@ from trainwright.config.fields import (
     OurFields,
     SharedFields,
     changed_fields,
-    defaults_of,
+    read_defaults,
     shadowed_fields,
 )
 from trainwright.config.protocol import Arguments
@@ -83,7 +83,7 @@ def _accepting(kind: type, init: Callable[..., None]) -> Callable[..., None]:
             raise TypeError(f"{kind.__name__} takes {len(positions)} arguments by position, {len(args)} were given")
         if twice := sorted(set(positions[: len(args)]) & set(kwargs)):
             raise TypeError(f"{kind.__name__} got {', '.join(twice)} by position and by name")
-        known = dict.fromkeys(names) | defaults_of(kind)
+        known = dict.fromkeys(names) | read_defaults(kind)
         given = {**dict(zip(positions, args, strict=False)), **kwargs}
         translation = Translation(given)
         if not given.keys() <= known.keys():
@@ -189,11 +189,11 @@ class TrainingArguments(Setters, OurFields, OlderFields, SharedFields):
     @property
     def world(self) -> World:
         """This process among its peers."""
-        return resolve.world_of(as_arguments(self))
+        return resolve.read_world(as_arguments(self))
 
     def _start_process_group(self, *, even_alone: bool = False) -> World:
         """Starts the run's process group, if there is none (`even_alone`: also for one process), and only here."""
-        world = resolve.world_of(as_arguments(self))
+        world = resolve.read_world(as_arguments(self))
         if world.world_size > 1:
             start_group(world, backend=self.ddp_backend, timeout=self.ddp_timeout_delta)
         elif even_alone:
@@ -231,33 +231,33 @@ class TrainingArguments(Setters, OurFields, OlderFields, SharedFields):
     @property
     def device(self) -> torch.device:
         """The device of this process."""
-        return resolve.world_of(as_arguments(self)).device
+        return resolve.read_world(as_arguments(self)).device
 
     @property
     def n_gpu(self) -> int:
         """Devices that this process drives: above one only without a distributed launcher; 0 on the CPU."""
         return int(
-            vars(self).get("_n_gpu", resolve.world_of(as_arguments(self)).n_gpu)
+            vars(self).get("_n_gpu", resolve.read_world(as_arguments(self)).n_gpu)
         )  # scripts set it to use one GPU of several
 
     @property
     def parallel_mode(self) -> ParallelMode:
-        return resolve.world_of(as_arguments(self)).mode_with(self.n_gpu)
+        return resolve.read_world(as_arguments(self)).mode_with(self.n_gpu)
 
     @property
     def world_size(self) -> int:
         """Number of processes."""
-        return resolve.world_of(as_arguments(self)).world_size
+        return resolve.read_world(as_arguments(self)).world_size
 
     @property
     def process_index(self) -> int:
         """Number of this process among all, from 0."""
-        return resolve.world_of(as_arguments(self)).process_index
+        return resolve.read_world(as_arguments(self)).process_index
 
     @property
     def local_process_index(self) -> int:
         """Number of this process on its node, from 0."""
-        return resolve.world_of(as_arguments(self)).local_process_index
+        return resolve.read_world(as_arguments(self)).local_process_index
 
     @property
     def train_batch_size(self) -> int:
@@ -310,7 +310,7 @@ class TrainingArguments(Setters, OurFields, OlderFields, SharedFields):
     @Assignable
     def mixed_precision(self) -> str:
         """Precision of autocast: "fp16", "bf16", or the setting of `accelerate launch` ("no" without it)."""
-        if self.fp16 and not behaviour_of(self).autocasts_fp16_on_cpu and self.device.type == "cpu":
+        if self.fp16 and not get_behaviour(self).autocasts_fp16_on_cpu and self.device.type == "cpu":
             return "no"
         if self.fp16:
             return "fp16"

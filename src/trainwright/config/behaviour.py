@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
-from trainwright.config.fields import value_of
+from trainwright.config.fields import get_value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,6 +293,6 @@ OURS = Behaviour()
 ORIGINAL = Behaviour(**{one.name: False for one in fields(Behaviour)})
 
 
-def behaviour_of(args: object) -> Behaviour:
+def get_behaviour(args: object) -> Behaviour:
     """Returns the original's behaviour for `reproduce="transformers"`, and ours for other arguments."""
-    return ORIGINAL if value_of(args, "reproduce") == "transformers" else OURS
+    return ORIGINAL if get_value(args, "reproduce") == "transformers" else OURS

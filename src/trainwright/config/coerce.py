@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 from trainwright._types import is_url, without_tokens
 from trainwright.config.accelerator import AcceleratorConfig
-from trainwright.config.behaviour import behaviour_of
+from trainwright.config.behaviour import get_behaviour
 from trainwright.config.enums import DebugOption, IntervalStrategy, SchedulerType
-from trainwright.config.fields import ALIASES, SETTINGS, has_other_meaning, names_with, value_of
+from trainwright.config.fields import ALIASES, SETTINGS, get_value, has_other_meaning, names_with
 from trainwright.config.protocol import Arguments
 from trainwright.distributed.world import runs_in_kubeflow
 from trainwright.errors import ArgumentError, LegacyNameWarning, warn_caller
@@ -79,7 +79,7 @@ def _output(args: Arguments) -> Problems:
         if problems := [problem for take in URL_OUTPUTS for problem in take(args)]:
             return problems
     for name in names_with("path"):
-        if (path := value_of(args, name)) is not None and not has_other_meaning(args, name):
+        if (path := get_value(args, name)) is not None and not has_other_meaning(args, name):
             setattr(args, name, os.path.expanduser(path))
     output_path(args)  # before a change of the working directory
     if args.disable_tqdm is None:
@@ -94,7 +94,7 @@ def _output(args: Arguments) -> Problems:
 def _json_strings(args: Arguments) -> Problems:
     problems = []
     for name in getattr(args, "_VALID_DICT_FIELDS", DICT_FIELDS):
-        text = value_of(args, name) if name in SETTINGS else getattr(args, name)
+        text = get_value(args, name) if name in SETTINGS else getattr(args, name)
         if not isinstance(text, str) or not text.startswith(("{", "[")):
             continue
         try:
@@ -137,7 +137,7 @@ def _converted(args: Arguments, names: Iterable[str], convert: Callable[[str, An
         if has_other_meaning(args, name):
             continue
         try:
-            setattr(args, name, convert(name, value_of(args, name)))
+            setattr(args, name, convert(name, get_value(args, name)))
         except ValueError as error:
             problems.append(f"{name}: {error}")
     return problems
@@ -182,7 +182,7 @@ def _intervals(args: Arguments) -> Problems:
 
 def _durations(args: Arguments) -> Problems:
     """Afterwards they are seconds."""
-    given = [name for name in DURATION_FIELDS if value_of(args, name) is not None]
+    given = [name for name in DURATION_FIELDS if get_value(args, name) is not None]
     return _converted(args, given, lambda name, value: parse_duration(value))
 
 
@@ -204,7 +204,7 @@ def _trackers(args: Arguments) -> Problems:
 
 
 def _data_and_hardware(args: Arguments) -> Problems:
-    is_sortish = value_of(args, "sortish_sampler") and behaviour_of(args).sortish_sampler_groups_by_length
+    is_sortish = get_value(args, "sortish_sampler") and get_behaviour(args).sortish_sampler_groups_by_length
     if is_sortish and args.train_sampling_strategy == "random":  # the older wish for the same
         args.train_sampling_strategy = "group_by_length"
     if args.torch_compile_mode is not None or args.torch_compile_backend is not None:
@@ -260,7 +260,7 @@ def parse_duration(value: object) -> float:
     if isinstance(value, Real) and not isinstance(value, bool):
         result = float(value)
     elif isinstance(value, str):
-        result = _of_text(value.strip().lower())
+        result = _parse_text(value.strip().lower())
     else:
         raise ValueError(f"{value!r} is not a length of time. {DURATIONS}")
     if not 0 < result < math.inf:
@@ -268,7 +268,7 @@ def parse_duration(value: object) -> float:
     return result
 
 
-def _of_text(text: str) -> float:
+def _parse_text(text: str) -> float:
     try:
         return float(text)
     except ValueError:

@@ -19,7 +19,7 @@ from trainwright.config.aliases import (
     Refused,
     Switch,
     Translation,
-    entries_of,
+    read_entries,
 )
 from trainwright.config.coerce import coerce
 from trainwright.config.fields import SETTINGS, OlderFields
@@ -127,4 +127,4 @@ def _meaning_for(args: Any, name: str, value: Any) -> dict[str, Any]:
         return {row.new: SETTINGS[row.new].default}
     if isinstance(row, Item):
         return {row.new: [item for item in getattr(args, row.new) if item != row.item]}
-    return {row.new: {**entries_of(getattr(args, row.new) or {}), row.key: value}} if isinstance(row, Entry) else {}
+    return {row.new: {**read_entries(getattr(args, row.new) or {}), row.key: value}} if isinstance(row, Entry) else {}

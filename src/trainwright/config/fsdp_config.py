@@ -79,7 +79,7 @@ def coerce_fsdp(args: Arguments) -> list[str]:
 def _apply_words(words: Sequence[str], config: JSONObject) -> list[str]:
     """Adds the meaning of the older words to `config`, without a change of its entries; returns problems."""
     problems = []
-    is_version_2 = version_of(config) == 2
+    is_version_2 = read_version(config) == 2
     for name in words:
         if name == FSDPOption.OFFLOAD:
             config.setdefault("cpu_offload", True)
@@ -94,7 +94,7 @@ def _apply_words(words: Sequence[str], config: JSONObject) -> list[str]:
 
 def plugin_arguments(config: Mapping[str, Any]) -> JSONObject:
     """Returns a configuration as the original's trainer hands it to accelerate, which also reads it from there."""
-    version = version_of(config)
+    version = read_version(config)
     found: JSONObject = {"fsdp_version": version}
     if config.get("cpu_offload"):
         found["cpu_offload"] = True
@@ -107,7 +107,7 @@ def plugin_arguments(config: Mapping[str, Any]) -> JSONObject:
         found["activation_checkpointing"] = _is_true(config["activation_checkpointing"])
     if version != 1:
         return {**found, "reshard_after_forward": config.get("reshard_after_forward", True)}
-    found["reshard_after_forward"] = word_of(config) or FSDPOption.FULL_SHARD.value
+    found["reshard_after_forward"] = read_strategy(config) or FSDPOption.FULL_SHARD.value
     found["backward_prefetch"] = str(config.get("backward_prefetch", "NO_PREFETCH")).upper()
     flags = {"forward_prefetch": False, "use_orig_params": True, "sync_module_states": True}
     found |= {name: _is_true(config.get(name, default)) for name, default in flags.items()}
@@ -120,12 +120,12 @@ def _is_true(value: object) -> bool:
     return str(value).lower() == "true"
 
 
-def version_of(config: Mapping[str, Any]) -> int:
+def read_version(config: Mapping[str, Any]) -> int:
     """Version of FSDP that a configuration asks for."""
     return int(config.get("version", 2))
 
 
-def word_of(config: Mapping[str, Any]) -> str:
+def read_strategy(config: Mapping[str, Any]) -> str:
     """Returns the sharding strategy in lower case; "" if the configuration names none."""
     return str(config.get("reshard_after_forward", "")).lower()
 
@@ -141,12 +141,12 @@ def wrap_policy(config: Mapping[str, Any]) -> str:
 
 def without_effect(config: Mapping[str, Any], *, on_cpu: bool) -> list[str]:
     """Keys of a plain configuration that change nothing, each with the reason."""
-    is_version_2 = version_of(config) == 2
+    is_version_2 = read_version(config) == 2
     policy = wrap_policy(config)
     names = dict.fromkeys(XLA, "XLA is not used")
     if is_version_2:
         names |= dict.fromkeys(OF_VERSION_1, "version 1 only")
-    if is_version_2 and word_of(config) == FSDPOption.NO_SHARD:
+    if is_version_2 and read_strategy(config) == FSDPOption.NO_SHARD:
         names |= dict.fromkeys(KEYS - {"version", "reshard_after_forward"}, "no_shard keeps whole models")
     if policy != WRAP_POLICIES[0]:
         names["transformer_layer_cls_to_wrap"] = f"auto_wrap_policy is {policy}"

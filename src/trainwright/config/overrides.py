@@ -40,12 +40,12 @@ def with_overrides(args: A, values: Mapping[str, Any]) -> A:
     return changed
 
 
-def problem_of_name(args: DataclassInstance, name: str) -> str | None:
+def find_name_problem(args: DataclassInstance, name: str) -> str | None:
     """Returns the reason why trials cannot name a field; None if they can."""
     names = [field.name for field in dataclasses.fields(args) if field.init]
     if name not in names:
         today = getattr(OLD_NAMES.get(name), "new", "")
-        return problem_of_name(args, today) if today else unknown_message(name, names)
+        return find_name_problem(args, today) if today else unknown_message(name, names)
     return None
 
 
@@ -63,7 +63,7 @@ def _in_todays_names(args: DataclassInstance, values: Mapping[str, Any]) -> dict
     return given
 
 
-def problem_of_value(args: DataclassInstance, name: str, value: Any) -> str | None:
+def find_value_problem(args: DataclassInstance, name: str, value: Any) -> str | None:
     """Returns the reason why the type of a field excludes a value; None if it does not."""
     try:
         converted(args, name, value)

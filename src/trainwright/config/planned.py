@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from trainwright.config import deepspeed_config
 from trainwright.config.enums import FSDPOption
-from trainwright.config.fsdp_config import coerce_fsdp, version_of, word_of
+from trainwright.config.fsdp_config import coerce_fsdp, read_strategy, read_version
 from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError
 
@@ -44,17 +44,17 @@ MORE_EXCHANGE = "more communication"
 
 
 def word_for(args: Arguments) -> str:
-    """Returns the words for what the arguments ask for, as `settings_of` reads them: "fsdp2", or "fsdp2+cp8"."""
-    return "+".join([engine_of(args), *(f"{way}{size}" for way, size in sequences_of(args).items())])
+    """Returns the words for what the arguments ask for, as `collect_settings` reads them: "fsdp2", or "fsdp2+cp8"."""
+    return "+".join([name_engine(args), *(f"{way}{size}" for way, size in count_sequence_parts(args).items())])
 
 
-def title_of(args: Arguments) -> str:
+def describe_engine(args: Arguments) -> str:
     """Returns a line about the engine that the arguments ask for."""
-    shared = (SEQUENCES[way].format(size) for way, size in sequences_of(args).items())
-    return "; ".join([TITLES[engine_of(args)], *shared])
+    shared = (SEQUENCES[way].format(size) for way, size in count_sequence_parts(args).items())
+    return "; ".join([TITLES[name_engine(args)], *shared])
 
 
-def sequences_of(args: Arguments) -> dict[str, int]:
+def count_sequence_parts(args: Arguments) -> dict[str, int]:
     """Returns how many processes share each sequence, by "cp" or "sp"; {}: none do."""
     config = args.parallelism_config
     sizes = {way: getattr(config, f"{way}_size", None) or 1 for way in SEQUENCES}
@@ -63,13 +63,13 @@ def sequences_of(args: Arguments) -> dict[str, int]:
     return {way: size for way, size in sizes.items() if size > 1}
 
 
-def engine_of(args: Arguments) -> str:
+def name_engine(args: Arguments) -> str:
     """Returns the word for the engine that the arguments ask for."""
     if args.deepspeed:
         return zero_word(deepspeed_config.read(args.deepspeed))
     if not args.fsdp:
         return "ddp"
-    word = word_of(args.fsdp_config or {})
+    word = read_strategy(args.fsdp_config or {})
     return {"false": "shard_grad_op", "shard_grad_op": "shard_grad_op", "hybrid_shard": "hsdp"}.get(word, "fsdp2")
 
 
@@ -84,7 +84,7 @@ def zero_word(config: Mapping[str, Any]) -> str:
     raise ArgumentError(f"zero_optimization.stage={stage!r} is not one that can be planned: {', '.join(ZERO)}.")
 
 
-def settings_of(engine: Planned | None, args: Arguments) -> dict[str, Any]:
+def collect_settings(engine: Planned | None, args: Arguments) -> dict[str, Any]:
     """Returns the settings with which `args` ask for an engine; {} for None, as they are.
 
     Args:
@@ -116,13 +116,13 @@ def settings_of(engine: Planned | None, args: Arguments) -> dict[str, Any]:
             raise ArgumentError(
                 f"engine={engine!r}: a sequence is shared in one way, '+cp8' or '+sp8' for eight processes."
             )
-        return {**settings_of(base, args), "parallelism_config": {f"{found[1]}_size": int(found[2])}}
+        return {**collect_settings(base, args), "parallelism_config": {f"{found[1]}_size": int(found[2])}}
     if engine not in ENGINES:
         raise ArgumentError(
             f"engine={engine!r} is not one of: {', '.join([*ENGINES, *ZERO])}, nor a configuration of DeepSpeed."
         )
     config = {name: value for name, value in (args.fsdp_config or {}).items() if name != "reshard_after_forward"}
-    if version_of(config) != 2:
+    if read_version(config) != 2:
         raise ArgumentError("fsdp_config: version 1 cannot be planned. Leave version out: 2 is the default.")
     return {"fsdp": ENGINES[engine], "fsdp_config": config if ENGINES[engine] else args.fsdp_config}
 
@@ -143,7 +143,7 @@ def split_engine(settings: Mapping[str, Any]) -> tuple[dict[str, Any], Planned |
     if problems:
         raise ArgumentError(" ".join(problems))
     alone = {name: value for name, value in settings.items() if name != "fsdp"}
-    return {**alone, "fsdp_config": words.fsdp_config}, engine_of(words)
+    return {**alone, "fsdp_config": words.fsdp_config}, name_engine(words)
 
 
 def apply(args: Arguments, settings: dict[str, Any]) -> None:
@@ -156,7 +156,7 @@ def apply(args: Arguments, settings: dict[str, Any]) -> None:
 
 def more_sharding(args: Arguments) -> Iterator[tuple[dict[str, Any], str]]:
     """Yields settings with which a process holds less of the model, and their price, the cheapest first."""
-    word = engine_of(args)
+    word = name_engine(args)
     if word in ZERO and args.deepspeed:
         for other in list(ZERO)[list(ZERO).index(word) + 1 :]:
             config = deepspeed_config.read(args.deepspeed)
@@ -166,7 +166,7 @@ def more_sharding(args: Arguments) -> Iterator[tuple[dict[str, Any], str]]:
         yield {"fsdp": ENGINES[other]}, MORE_EXCHANGE
 
 
-def has_kinds_of_ranks(word: str) -> bool:
+def has_rank_kinds(word: str) -> bool:
     """Returns True if processes hold parts of different sizes."""
     return word in ZERO or ENGINES[word] is not None
 

@@ -176,14 +176,14 @@ class ParallelPlan:
     @property
     def num_together(self) -> int:
         """Processes that work on one batch."""
-        return self.tp * self.num_of_sequence
+        return self.tp * self.num_per_sequence
 
     @property
     def num_in_all(self) -> int:
         return self.dp_replicate * self.dp_shard * self.num_together
 
     @property
-    def num_of_sequence(self) -> int:
+    def num_per_sequence(self) -> int:
         """Processes among which each sequence is cut."""
         return self.cp * self.sp
 

@@ -1,6 +1,6 @@
 """Arguments as the library reads them: after construction, of our class or of transformers'.
 
-Our own fields, which arguments of transformers lack, are not here: `fields.value_of(args, name)` reads them.
+Our own fields, which arguments of transformers lack, are not here: `fields.get_value(args, name)` reads them.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright.config import plans
 from trainwright.config.accelerator import AcceleratorConfig
-from trainwright.config.behaviour import behaviour_of
+from trainwright.config.behaviour import get_behaviour
 from trainwright.config.coerce import StepRange, output_path, parse_steps
 from trainwright.config.enums import word
-from trainwright.config.fields import value_if_known, value_of
+from trainwright.config.fields import get_value, value_if_known
 from trainwright.config.protocol import Arguments
 from trainwright.config.rules.stages import refuse
 from trainwright.distributed.world import (
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from trainwright.support.model_facts import ModelLayout
 
 
-def world_of(args: Arguments) -> World:
+def read_world(args: Arguments) -> World:
     """The world that `args` asks for."""
-    return World.of_process(use_cpu=args.use_cpu)
+    return World.for_process(use_cpu=args.use_cpu)
 
 
 def lengths(
@@ -73,8 +73,9 @@ def engine(args: Arguments, layout: ModelLayout | None = None) -> plans.EnginePl
     if shards is not None and shards.settings is not None:
         from trainwright.config import fsdp_config
 
-        if fsdp_config.version_of(shards.settings) == 2 and fsdp_config.word_of(shards.settings) in fsdp_config.HYBRID:
-            each = world_of(args).local_world_size
+        is_hybrid = fsdp_config.read_strategy(shards.settings) in fsdp_config.HYBRID
+        if is_hybrid and fsdp_config.read_version(shards.settings) == 2:
+            each = read_world(args).local_world_size
     is_whole = args.torch_compile and not compiles_blocks(args)
     compiles = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode} if is_whole else {}
     return plans.EnginePlan(
@@ -87,8 +88,8 @@ def engine(args: Arguments, layout: ModelLayout | None = None) -> plans.EnginePl
         compile=plans.CompilePlan(**compiles),
         non_blocking=_accelerator(args).non_blocking,
         ddp=ddp(args),
-        hang_timeout_s=value_of(args, "hang_timeout"),
-        loaders=loaders_of_others(args),
+        hang_timeout_s=get_value(args, "hang_timeout"),
+        loaders=plan_foreign_loaders(args),
         fsdp=shards,
         deepspeed=zero,
         parallel=parallel(args, layout, has_fsdp=shards is not None, has_deepspeed=zero is not None, num_in_copy=each),
@@ -107,16 +108,16 @@ def compiles_blocks(args: Arguments) -> bool:
 def fsdp(args: Arguments) -> plans.FSDPPlan | None:
     """Returns None unless FSDP shards the model; ArgumentError if it should, without a distributed launcher."""
     if args.fsdp:
-        if not world_of(args).launched:
+        if not read_world(args).launched:
             raise ArgumentError(
                 "fsdp shards the model over processes, and this one was started alone. Start the script with torchrun "
                 "--nproc-per-node N, or accelerate launch; or leave fsdp out."
             )
         from trainwright.config.enums import FSDPOption
-        from trainwright.config.fsdp_config import version_of, word_of
+        from trainwright.config.fsdp_config import read_strategy, read_version
 
         settings = args.fsdp_config or {}
-        if version_of(settings) == 2 and word_of(settings) == FSDPOption.NO_SHARD:
+        if read_version(settings) == 2 and read_strategy(settings) == FSDPOption.NO_SHARD:
             return None  # whole models, as without fsdp
         return plans.FSDPPlan(settings=settings)
     return plans.FSDPPlan() if configured_backend() == "fsdp" and not args.deepspeed else None
@@ -124,12 +125,12 @@ def fsdp(args: Arguments) -> plans.FSDPPlan | None:
 
 def fsdp_version(args: Arguments) -> int | None:
     """Returns the version of FSDP that shards the model, of the arguments or of the launcher; None without FSDP."""
-    from trainwright.config.fsdp_config import version_of
+    from trainwright.config.fsdp_config import read_version
 
     shards = fsdp(args)
     if shards is None:
         return None
-    return configured_fsdp_version() if shards.settings is None else version_of(shards.settings)
+    return configured_fsdp_version() if shards.settings is None else read_version(shards.settings)
 
 
 def deepspeed(args: Arguments) -> plans.DeepSpeedPlan | None:
@@ -175,7 +176,7 @@ def zero3_config(args: Arguments) -> dict[str, Any] | None:
     """
     if not args.deepspeed and configured_backend() != "deepspeed":
         return None
-    if not world_of(args).launched or importlib.util.find_spec("deepspeed") is None:
+    if not read_world(args).launched or importlib.util.find_spec("deepspeed") is None:
         return None
     from trainwright.config.deepspeed_config import get
 
@@ -185,7 +186,7 @@ def zero3_config(args: Arguments) -> dict[str, Any] | None:
     return dict(plan.config)
 
 
-def loaders_of_others(args: Arguments) -> plans.LoadersOfOthers:
+def plan_foreign_loaders(args: Arguments) -> plans.LoadersOfOthers:
     """Returns how loaders that the user made are shared out: the settings of `accelerator_config`."""
     names = [field.name for field in fields(plans.LoadersOfOthers) if field.name != "data_seed"]
     return plans.LoadersOfOthers(
@@ -203,8 +204,8 @@ def ddp(args: Arguments) -> plans.DDPPlan:
         bucket_cap_mb=args.ddp_bucket_cap_mb,
         broadcast_buffers=args.ddp_broadcast_buffers,
         static_graph=args.ddp_static_graph,
-        recomputes_activations=value_of(args, "activation_checkpointing"),
-        environment=world_of(args).variables(),
+        recomputes_activations=get_value(args, "activation_checkpointing"),
+        environment=read_world(args).variables(),
         sync_each_batch=bool(accumulation.get("sync_each_batch", False)),
     )
 
@@ -215,7 +216,7 @@ def loader(
     """`rank` and `num_processes`: which share of the batches, and of how many."""
     from trainwright.distributed.device import pins_memory
 
-    behaviour = behaviour_of(args)
+    behaviour = get_behaviour(args)
     return plans.LoaderPlan(
         batch_size=_per_process(args, batch_size, num_processes),
         seed=seed,
@@ -227,10 +228,10 @@ def loader(
         prefetch_factor=args.dataloader_prefetch_factor,
         multiprocessing_context=args.dataloader_multiprocessing_context,
         in_order=args.dataloader_in_order,
-        timeout_s=value_of(args, "dataloader_timeout"),
+        timeout_s=get_value(args, "dataloader_timeout"),
         seeded=_accelerator(args).use_seedable_sampler,
-        shuffle_method=value_of(args, "shuffle_method"),
-        seed_samples=is_training and value_of(args, "seed_samples"),
+        shuffle_method=get_value(args, "shuffle_method"),
+        seed_samples=is_training and get_value(args, "seed_samples"),
         rank=rank,
         num_processes=num_processes,
         even_tail=_accelerator(args).even_batches,
@@ -252,9 +253,9 @@ def sampling(
         length_of=length_of or "input_ids",
         length_column=args.length_column_name,
         max_tokens=value_if_known(args, "max_tokens_per_batch"),
-        pad_to=value_of(args, "pad_to_multiple_of"),
-        row_length=value_of(args, "packing_length") if packs else None,
-        splits_long=packs and value_of(args, "packing_overflow") == "split",
+        pad_to=get_value(args, "pad_to_multiple_of"),
+        row_length=get_value(args, "packing_length") if packs else None,
+        splits_long=packs and get_value(args, "packing_overflow") == "split",
         drop_last=args.dataloader_drop_last,
         show_progress=not args.disable_tqdm,
     )
@@ -275,23 +276,23 @@ def _per_process(args: Arguments, batch_size: int, num_processes: int) -> int:
 def checkpoint(args: Arguments) -> plans.CheckpointPlan:
     """Returns when checkpoints are written and which are kept."""
     limit = args.save_total_limit
-    by_time = [value_of(args, name) for name in ("save_every", "max_train_time")]
-    requeues = bool(value_of(args, "slurm_requeue"))
+    by_time = [get_value(args, name) for name in ("save_every", "max_train_time")]
+    requeues = bool(get_value(args, "slurm_requeue"))
     return plans.CheckpointPlan(
         keep_last=limit if limit and limit > 0 else None,
-        keep_every_steps=value_of(args, "save_keep_every_steps"),
-        keep_every_s=value_of(args, "save_keep_every"),
+        keep_every_steps=get_value(args, "save_keep_every_steps"),
+        keep_every_s=get_value(args, "save_keep_every"),
         save_every_s=by_time[0],
         max_train_s=by_time[1],
         saves_on_interrupt=args.save_strategy != "no" or args.enable_jit_checkpoint or requeues or any(by_time),
-        saves_on_exception=bool(value_of(args, "save_on_exception")),
+        saves_on_exception=bool(get_value(args, "save_on_exception")),
         requeues=requeues,
     )
 
 
 def id_column(args: Arguments) -> str | None:
     """Returns the column of row names; None if rows are named by index or by line."""
-    column = value_of(args, "id_column")
+    column = get_value(args, "id_column")
     ledger = value_if_known(args, "ledger")
     return ledger if column is None and isinstance(ledger, str) else column
 
@@ -299,12 +300,12 @@ def id_column(args: Arguments) -> str | None:
 def nonfinite_policy(args: Arguments) -> str:
     """Returns what becomes of values that are not finite: as `on_nonfinite`, and without a guard a warning."""
     policy: str = value_if_known(args, "on_nonfinite") or "warn"
-    return "ignore" if policy == "skip" and not behaviour_of(args).skips_nonfinite_steps else policy
+    return "ignore" if policy == "skip" and not get_behaviour(args).skips_nonfinite_steps else policy
 
 
 def profiled(args: Arguments) -> StepRange | None:
     """Returns the steps to trace; None without `profile`."""
-    steps = value_of(args, "profile")
+    steps = get_value(args, "profile")
     return None if steps is None else parse_steps(steps)
 
 
@@ -317,7 +318,7 @@ def evaluation(args: Arguments) -> plans.EvalPlan:
         include=tuple(args.include_for_metrics),
         streams_metrics=args.batch_eval_metrics,
         skip_non_finite=args.logging_nan_inf_filter,
-        averages_batches=not behaviour_of(args).averages_eval_loss_over_items,
+        averages_batches=not get_behaviour(args).averages_eval_loss_over_items,
         memory_share=0.6 / max(1, args.world_size),  # the rest is for metrics, which often copy their inputs
         spill_folder=output_path(args),
     )
@@ -331,10 +332,10 @@ def reads_streams_apart(args: Arguments) -> bool:
 def generation(args: Arguments) -> plans.GenerationPlan:
     """Returns the settings of the five fields of Seq2SeqTrainingArguments; other arguments ask for no generation."""
     return plans.GenerationPlan(
-        predicts=value_of(args, "predict_with_generate"),
-        config=value_of(args, "generation_config"),
-        max_length=value_of(args, "generation_max_length"),
-        num_beams=value_of(args, "generation_num_beams"),
+        predicts=get_value(args, "predict_with_generate"),
+        config=get_value(args, "generation_config"),
+        max_length=get_value(args, "generation_max_length"),
+        num_beams=get_value(args, "generation_num_beams"),
     )
 
 
@@ -430,11 +431,11 @@ def parallel(
         return plans.ParallelPlan(dp_replicate=args.world_size // num_in_copy, dp_shard=num_in_copy)
     sizes: dict[str, Any] = {name.removesuffix("_size"): size for name, size in (asked or {}).items()}
     plan = plans.ParallelPlan(**sizes, in_model=layout is not None, given=given)
-    if plan.num_of_sequence > 1 and layout is None:
+    if plan.num_per_sequence > 1 and layout is None:
         plan = _with_replicas(plan, args.world_size, has_fsdp=has_fsdp, num_in_copy=num_in_copy)
-    problems = [] if layout is None else list(_of_the_model(plan, layout, is_asked=asked is not None))
+    problems = [] if layout is None else list(_check_model(plan, layout, is_asked=asked is not None))
     if layout is not None and layout.tp is not None and layout.dp is not None and not problems:
-        num_replicas = layout.dp // plan.num_of_sequence
+        num_replicas = layout.dp // plan.num_per_sequence
         is_said = plan.dp_replicate * plan.dp_shard == num_replicas
         plan = replace(plan, tp=layout.tp, dp_shard=plan.dp_shard if is_said else num_replicas)
     if layout is not None:
@@ -493,7 +494,7 @@ def writes_parts(args: Arguments) -> bool:
     return "SHARDED" in str(settings.get(fsdp_config.STATE_DICT_TYPE, ""))
 
 
-def _of_the_model(plan: plans.ParallelPlan, layout: ModelLayout, *, is_asked: bool) -> Iterator[str]:
+def _check_model(plan: plans.ParallelPlan, layout: ModelLayout, *, is_asked: bool) -> Iterator[str]:
     if layout.tp is None or layout.dp is None:
         if not is_asked:
             yield (
@@ -506,17 +507,17 @@ def _of_the_model(plan: plans.ParallelPlan, layout: ModelLayout, *, is_asked: bo
             f"parallelism_config.tp_size={plan.tp}, and the model was loaded with tp_size={layout.tp}. Load it with "
             "the size that you ask for, or leave parallelism_config out: the model says it."
         )
-    if layout.dp % plan.num_of_sequence:
+    if layout.dp % plan.num_per_sequence:
         name = "cp" if plan.cp > 1 else "sp"
         yield (
-            f"parallelism_config.{name}_size={plan.num_of_sequence}, and the model was loaded with fsdp_size x "
+            f"parallelism_config.{name}_size={plan.num_per_sequence}, and the model was loaded with fsdp_size x "
             f"dp_replicate_size = {layout.dp}, which count the processes that share sequences too. Load it with "
-            f"DistributedConfig(tp_size={layout.tp}, fsdp_size=...), a multiple of {plan.num_of_sequence}."
+            f"DistributedConfig(tp_size={layout.tp}, fsdp_size=...), a multiple of {plan.num_per_sequence}."
         )
-    elif plan.dp_replicate * plan.dp_shard not in (1, layout.dp // plan.num_of_sequence):
+    elif plan.dp_replicate * plan.dp_shard not in (1, layout.dp // plan.num_per_sequence):
         yield (
             f"parallelism_config.dp_replicate_size={plan.dp_replicate} x dp_shard_size={plan.dp_shard}, and the model "
-            f"was loaded for {layout.dp // plan.num_of_sequence}. Load it with the sizes that you ask for, or leave "
+            f"was loaded for {layout.dp // plan.num_per_sequence}. Load it with the sizes that you ask for, or leave "
             "them out of parallelism_config."
         )
     if layout.pp > 1:
@@ -553,11 +554,11 @@ def _between_settings(
             f"parallelism_config.dp_shard_size={plan.dp_shard} shards the model, which fsdp does, and fsdp is not set. "
             "Set fsdp=True, or use dp_replicate_size for whole models."
         )
-    if plan.num_of_sequence > 1:
-        yield from _of_long_context(plan, args)
+    if plan.num_per_sequence > 1:
+        yield from _check_long_context(plan, args)
 
 
-def _of_long_context(plan: plans.ParallelPlan, args: Arguments) -> Iterator[str]:
+def _check_long_context(plan: plans.ParallelPlan, args: Arguments) -> Iterator[str]:
     """Yields what cannot be combined with sequences in parts."""
     words = _words(plan)
     if plan.cp > 1 and plan.sp > 1:

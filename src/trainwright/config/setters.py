@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from trainwright.config.aliases import share_of_steps
+from trainwright.config.aliases import ratio_to_steps
 from trainwright.config.coerce import as_enum
 from trainwright.config.enums import HubStrategy, IntervalStrategy, OptimizerNames, SaveStrategy, SchedulerType
 from trainwright.config.fields import ASKED_FOR
@@ -182,7 +182,7 @@ class Setters:
         """
         if warmup_ratio:
             warn_older_name("warmup_ratio", "warmup_steps")
-            warmup_steps = warmup_steps or share_of_steps(warmup_ratio)
+            warmup_steps = warmup_steps or ratio_to_steps(warmup_ratio)
         return self._set(
             lr_scheduler_type=as_enum("lr_scheduler_type", name),
             num_train_epochs=num_epochs,

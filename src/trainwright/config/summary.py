@@ -22,10 +22,10 @@ from trainwright.config.fields import (
     GROUPS,
     SETTINGS,
     batch_formers,
-    defaults_of,
+    get_value,
+    read_defaults,
     redeclared_fields,
     value_if_known,
-    value_of,
     was_asked_for,
 )
 from trainwright.config.plans import StepPlan
@@ -152,14 +152,14 @@ def _all_defaults(kind: type) -> JSONObject:
     """Returns the defaults of all fields, including fields that a class of transformers lacks."""
     defaults: JSONObject = {}
     for group in GROUPS:
-        defaults |= defaults_of(group)
-    return {**defaults, **defaults_of(kind)}
+        defaults |= read_defaults(group)
+    return {**defaults, **read_defaults(kind)}
 
 
 @lru_cache(maxsize=8)
 def _settled_defaults(kind: type, level: int, in_kubeflow: bool) -> list[tuple[Field[Any], Any]]:
     """Fields with defaults in the form that construction brings them to there (None -> "trainer_output", ...)."""
-    own = {name: one for name, one in defaults_of(kind).items() if name in redeclared_fields(kind)}
+    own = {name: one for name, one in read_defaults(kind).items() if name in redeclared_fields(kind)}
     settled = {**_coerced(_all_defaults(kind), kind), **own}
     return [(field, settled.get(field.name, MISSING)) for field in fields(kind)]
 
@@ -265,7 +265,7 @@ def _batch(args: Arguments) -> str:
     if budget is not None:
         return f"up to {budget} tokens"
     if packing is not None:
-        length = value_of(args, "packing_length")
+        length = get_value(args, "packing_length")
         return f"{counted(args.per_device_train_batch_size, 'row')} of {length} tokens ({packing})"
     return str(args.per_device_train_batch_size)
 

@@ -60,7 +60,7 @@ def name_sample(error: BaseException, *, where: str, name: Name = number_text) -
         name: returns the name of a sample by its number. Workers do not know the names, so their numbers are replaced
             here.
     """
-    note = note_of(error, name)
+    note = make_note(error, name)
     if note:
         error.add_note(f"{note} This was in {where}.")
         return
@@ -80,7 +80,7 @@ class LoaderWorkers:
     def __init__(self, dataloader: DataLoader[Any], processes: Iterable[BaseProcess]) -> None:
         self.note = ""  # description of a failed worker, after an error
         self.num_given = 0
-        self._processes = sorted(processes, key=_number_of)
+        self._processes = sorted(processes, key=_start_order)
         self._stacks: Pipe | None = getattr(dataloader.worker_init_fn, "keywords", {}).get("stacks")
 
     def look_at(self, error: BaseException) -> None:
@@ -106,7 +106,7 @@ class LoaderWorkers:
         num = len(self._processes)
         turns = [number % num for number in range(self.num_given, self.num_given + num)]
         for number in turns:
-            stack = stack_of(self._processes[number].pid or 0, stacks)
+            stack = request_stack(self._processes[number].pid or 0, stacks)
             if not stack:
                 return number, "It does not respond."
             if "in fetch" in stack:
@@ -114,12 +114,12 @@ class LoaderWorkers:
         return turns[0], "It is waiting for work."
 
 
-def _number_of(process: BaseProcess) -> tuple[int, str]:
+def _start_order(process: BaseProcess) -> tuple[int, str]:
     """Sorts processes by the order of their start: multiprocessing numbers them in their names."""
     return len(process.name), process.name
 
 
-def stack_of(pid: int, stacks: Pipe) -> str:
+def request_stack(pid: int, stacks: Pipe) -> str:
     """Asks a worker started with `stacks` for the stack of its main thread; "" if it does not respond.
 
     Only one worker may be asked at a time.
@@ -136,9 +136,9 @@ def stack_of(pid: int, stacks: Pipe) -> str:
     return found.decode(errors="replace").rstrip()
 
 
-def name_samples_of_worker() -> None:
+def name_worker_samples() -> None:
     """Makes this worker's errors name the sample from now on; called when the worker starts."""
-    add_to_errors(_note_of_this)
+    add_to_errors(_describe_current)
 
 
 def name_numbers(error: BaseException, name: Name) -> None:
@@ -161,13 +161,13 @@ def naming_numbers(name: Name) -> Iterator[None]:
         raise
 
 
-def _note_of_this() -> str:
+def _describe_current() -> str:
     """Returns the note for the error being handled."""
     error = sys.exc_info()[1]
-    return "" if error is None else note_of(error)
+    return "" if error is None else make_note(error)
 
 
-def note_of(error: BaseException, name: Name = number_text) -> str:
+def make_note(error: BaseException, name: Name = number_text) -> str:
     """Returns a sentence about the sample; "" if the error was not raised while fetching a batch.
 
     `name` returns the name of the sample at an index.
@@ -182,14 +182,14 @@ def note_of(error: BaseException, name: Name = number_text) -> str:
         rows = values.get("data")
         origin = getattr(rows, "origin", None)
         if rows is None or origin is None:
-            return _note_of_stream(below)
-        return _note_of_rows(rows, [number_text(number) for number in _numbers(origin)])
+            return _describe_stream(below)
+        return _describe_rows(rows, [number_text(number) for number in _numbers(origin)])
     indices = _flat(values.get("possibly_batched_index"))
     if "data" in values:
         data = values["data"]
         is_group = len(data) == 1 and isinstance(data[0], list)
-        return _note_of_rows(data[0] if is_group else data, list(map(name, indices)))
-    index = _index_of(below, indices)
+        return _describe_rows(data[0] if is_group else data, list(map(name, indices)))
+    index = _find_index(below, indices)
     batch = f"the batch of {listed(list(map(name, indices)), MOST_NAMED)}"
     return f"Reading {batch} failed." if index is None else f"Reading {name(index)} failed ({batch})."
 
@@ -200,11 +200,11 @@ def _is_fetch(frame: FrameType) -> bool:
     return is_of_torch and frame.f_code.co_name == "fetch" and "possibly_batched_index" in frame.f_locals
 
 
-def _note_of_stream(frames: Iterable[FrameType]) -> str:
+def _describe_stream(frames: Iterable[FrameType]) -> str:
     """Returns the position in the stream, from the frames of `streaming/chunks.py` and `lookahead_buffer.py`."""
     for frame in frames:
         values = frame.f_locals
-        if frame.f_code.co_name == "_chunks_of_items":
+        if frame.f_code.co_name == "_chunk_items":
             number = values["position"] + len(values.get("items", ()))
         elif frame.f_code.co_name == "fill":
             number = values["at"] + len(values.get("more", ()))
@@ -222,7 +222,7 @@ def _numbers(origin: Any) -> list[object]:
     return list(range(first, first + origin.size))
 
 
-def _note_of_rows(rows: Rows, names: Sequence[str]) -> str:
+def _describe_rows(rows: Rows, names: Sequence[str]) -> str:
     note = f"Collating the batch of {listed(names, MOST_NAMED)} failed." if names else "Collating a batch failed."
     if (odd := odd_one(rows)) is None:
         ids = [row["input_ids"] for row in rows if isinstance(row, Mapping) and "input_ids" in row]
@@ -239,7 +239,7 @@ def _has_text_label(row: object) -> bool:
     return any(isinstance(one[0] if isinstance(one, list) and one else one, str) for one in labels)
 
 
-def _index_of(frames: Iterable[FrameType], indices: Sequence[object]) -> object:
+def _find_index(frames: Iterable[FrameType], indices: Sequence[object]) -> object:
     """The index being read: the loop variable over the batch, or the argument of the dataset's `__getitem__`."""
     for frame in frames:
         code = frame.f_code

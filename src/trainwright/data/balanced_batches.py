@@ -85,7 +85,7 @@ class BatchRebalanceSampler(BatchOrder):
         """Micro-batches in an epoch on one process."""
         return (self._full + (self._rest > 0)) * self.grad_accum
 
-    def of_all_processes(self) -> BatchOrder:
+    def for_all_processes(self) -> BatchOrder:
         return _OfAllProcesses(self)
 
     def windows(self, epoch: int) -> Iterator[list[int]]:

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 from torch.utils.data import Sampler
 
-from trainwright.data.filter import Filter, filter_of
+from trainwright.data.filter import Filter, make_filter
 from trainwright.data.order import Order
 from trainwright.data.sample_filter import EVERY_SAMPLE, SampleFilter
 from trainwright.data.seeding import EpochIndices, SeededIndices
@@ -72,7 +72,7 @@ class EpochBatches(Sampler[Indices]):
         self._mark = mark
         self.sample_filter: SampleFilter = EVERY_SAMPLE
         self._substitutes: Mapping[int, int] = {}
-        self._filter = filter_of(order, self._substitutes)
+        self._filter = make_filter(order, self._substitutes)
         self._finished_epoch = -1  # an epoch that keeps the order it was begun in
         self._finished_filter = self._filter
         self._source: Iterator[Any] = iter(())  # the rest of the current epoch's order
@@ -100,13 +100,13 @@ class EpochBatches(Sampler[Indices]):
         """Lets one epoch keep the order it was begun in; all others use the current order."""
         assert len(order) == len(self.order)
         self._finished_epoch = epoch
-        self._finished_filter = filter_of(order, self._substitutes)
+        self._finished_filter = make_filter(order, self._substitutes)
 
-    def order_of(self, epoch: int) -> Order:
+    def order_epoch(self, epoch: int) -> Order:
         """Returns the order of an epoch."""
-        return self.filter_of(epoch).order
+        return self.make_filter(epoch).order
 
-    def filter_of(self, epoch: int) -> Filter:
+    def make_filter(self, epoch: int) -> Filter:
         """Returns the order of an epoch without the excluded samples."""
         return self._finished_filter if epoch == self._finished_epoch else self._filter
 
@@ -136,7 +136,7 @@ class EpochBatches(Sampler[Indices]):
 
     def num_left(self, first_sample: int, epoch: int) -> int:
         """Returns the number of samples of an epoch from a position on."""
-        kept = self.filter_of(epoch)
+        kept = self.make_filter(epoch)
         return max(len(self.order) - kept.num_missing - kept.num_kept(epoch, first_sample), 0)
 
     def num_batches(self, first_sample: int = 0, epoch: int | None = None) -> int:
@@ -153,7 +153,7 @@ class EpochBatches(Sampler[Indices]):
 
         If batches lose samples, they are not known in advance: each is added when its batch is yielded.
         """
-        if self.filter_of(self.epoch).loses_samples:
+        if self.make_filter(self.epoch).loses_samples:
             return self.parts
         tail = self.last_part(self.first_sample)
         return None if tail is None else {self.num_batches(self.first_sample): tail}
@@ -163,7 +163,7 @@ class EpochBatches(Sampler[Indices]):
     def draw(self) -> None:
         """Draws the order of the epoch now, not with the first batch: random states may be set in between."""
         if self._prepared is None:
-            drawn = self.order_of(self.epoch).draw(self.epoch)
+            drawn = self.order_epoch(self.epoch).draw(self.epoch)
             self._prepared = None if drawn is None else itertools.islice(drawn, self.first_sample, None)
 
     def keep_rest(self) -> None:
@@ -176,7 +176,7 @@ class EpochBatches(Sampler[Indices]):
 
         Empty if their order is drawn.
         """
-        kept = self.filter_of(epoch)
+        kept = self.make_filter(epoch)
         if not kept.order.is_computable:
             return iter(())
         indices = kept.indices(kept.order.indices_from(epoch, first))
@@ -189,7 +189,7 @@ class EpochBatches(Sampler[Indices]):
         epoch = self.epoch
         first = self.first_sample
         self.seek(epoch + 1)  # a plain `for` loop over epochs gets a new order each time
-        kept = self.filter_of(epoch)
+        kept = self.make_filter(epoch)
         prepared = self._prepared
         self._prepared = None
         self.parts.clear()

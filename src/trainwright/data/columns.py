@@ -18,7 +18,7 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from trainwright._types import Batch, DatasetLike, Item, is_instance_of, optional_class
-from trainwright.config.fields import value_of
+from trainwright.config.fields import get_value
 from trainwright.data.collator_layers import innermost
 from trainwright.data.sources import IndexedSources
 from trainwright.errors import DataError, did_you_mean
@@ -37,7 +37,7 @@ def is_columnar(dataset: object) -> bool:
 def named_columns(trainer: object, collator: object) -> dict[str, str]:
     """Returns the columns named by a trainer (`columns`) and a collator (`required_columns`), each with its origin."""
     named: dict[str, str] = {}
-    for owner, attribute in ((type(trainer), "columns"), (_function_of(collator), "required_columns")):
+    for owner, attribute in ((type(trainer), "columns"), (_find_function(collator), "required_columns")):
         names = getattr(owner, attribute, ())
         who = f"{getattr(owner, '__name__', type(owner).__name__)}.{attribute}"
         if isinstance(names, str):
@@ -46,7 +46,7 @@ def named_columns(trainer: object, collator: object) -> dict[str, str]:
     return named
 
 
-def columns_of_class(trainer: object) -> tuple[str, ...]:
+def read_class_columns(trainer: object) -> tuple[str, ...]:
     """Returns the columns that a trainer's class lists; an attribute of another meaning lists none."""
     return _as_names(getattr(type(trainer), "columns", ()))
 
@@ -65,7 +65,7 @@ def check_named(named: Mapping[str, str], found: Collection[str], description: s
         )
 
 
-def _function_of(collator: object) -> object:
+def _find_function(collator: object) -> object:
     while isinstance(collator, functools.partial):
         collator = collator.func
     return collator
@@ -73,10 +73,10 @@ def _function_of(collator: object) -> object:
 
 def is_own(collator: object) -> bool:
     """Returns True if the user wrote the collator: it may then read columns that the model does not take."""
-    return module_of(_function_of(collator)).partition(".")[0] not in ("transformers", "torch", "trainwright")
+    return find_module(_find_function(collator)).partition(".")[0] not in ("transformers", "torch", "trainwright")
 
 
-def module_of(thing: object) -> str:
+def find_module(thing: object) -> str:
     """Returns the name of the module that defines a function, or the class of an object."""
     return str(getattr(thing, "__module__", None) or type(thing).__module__)
 
@@ -344,7 +344,7 @@ def default_collator(
 
     if pads:
         return current("DataCollatorWithPadding", DataCollatorWithPadding)(
-            processing_class, pad_to_multiple_of=value_of(args, "pad_to_multiple_of")
+            processing_class, pad_to_multiple_of=get_value(args, "pad_to_multiple_of")
         )
     return current("default_data_collator", default_data_collator)
 
@@ -355,7 +355,7 @@ def draws_random_numbers(collator: Any) -> bool:
     while isinstance(collator, RemoveColumnsCollator):
         collator = collator.data_collator
     name = getattr(collator, "__qualname__", type(collator).__qualname__)
-    module = module_of(collator)
+    module = find_module(collator)
     known = {"default_data_collator", "DataCollatorWithPadding", "DefaultDataCollator", "default_collate"}
     return not (name in known and module.startswith(("transformers.", "torch.")))
 

@@ -121,7 +121,7 @@ class WindowSize:
     micro_batches: int
 
     @classmethod
-    def of_checkpoint(cls, cursor: Mapping[str, Any], *, world_size: int, now: WindowSize) -> WindowSize:
+    def from_checkpoint(cls, cursor: Mapping[str, Any], *, world_size: int, now: WindowSize) -> WindowSize:
         """Returns the step size with `world_size` processes; `now` fills in for values missing from the cursor."""
         chunk = cursor.get("chunk") or cursor.get("batch_size", now.chunk // world_size) * world_size
         return cls(chunk=int(chunk), micro_batches=int(cursor.get("micro_batches", now.micro_batches)))

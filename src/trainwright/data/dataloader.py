@@ -20,7 +20,7 @@ from torch.utils.data import IterableDataset
 
 from trainwright._types import Batch, DatasetLike, Item, tail_batch
 from trainwright.config.plans import LoaderPlan
-from trainwright.data.bad_sample import Pipe, name_samples_of_worker
+from trainwright.data.bad_sample import Pipe, name_worker_samples
 from trainwright.data.batches import EpochBatches, Mark, MarksSeed, marks_epoch
 from trainwright.data.collator_layers import innermost
 from trainwright.data.columns import DatasetWithExtras
@@ -112,7 +112,7 @@ def _indexed_dataloader(dataset: DatasetLike, plan: LoaderPlan, sampler: Any, co
     drop_last = plan.drop_last
     rows = dataset
     if isinstance(sampler, BatchOrder):  # its unit is already a batch, and it drops incomplete ones itself
-        order: Order = sampler.of_all_processes()
+        order: Order = sampler.for_all_processes()
         drop_last = False
         rows = sampler.wrap(dataset)
         share = replace(share, batch_size=1)
@@ -200,7 +200,7 @@ def start_worker(
     main = multiprocessing.parent_process()
     if main is not None:
         threading.Thread(target=_end_with, args=(main, os.getppid()), name="trainwright-parent", daemon=True).start()
-    name_samples_of_worker()
+    name_worker_samples()
     if dataset is not None:
         show_dataset(dataset)
     if init is not None:

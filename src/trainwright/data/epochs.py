@@ -14,7 +14,7 @@ from torch.utils.data import get_worker_info
 _epoch_of_worker: int | None = None  # epoch of the last indices that this worker received
 
 
-def set_epoch_of(dataset: Any, epoch: int) -> None:  # the user's own type
+def call_set_epoch(dataset: Any, epoch: int) -> None:  # the user's own type
     """Calls `set_epoch` of a dataset that has this method."""
     if hasattr(dataset, "set_epoch"):
         dataset.set_epoch(epoch)
@@ -30,5 +30,5 @@ def set_epoch_in_worker(epoch: int) -> None:
     if info is None:
         return
     if _epoch_of_worker is not None and _epoch_of_worker != epoch:
-        set_epoch_of(info.dataset, epoch)
+        call_set_epoch(info.dataset, epoch)
     _epoch_of_worker = epoch

@@ -54,7 +54,7 @@ class Filter(ABC):
 
     def excluding(self, substitutes: Mapping[int, int]) -> Filter:
         """Returns a filter of the same order for other samples; the current epoch keeps this filter."""
-        return filter_of(self.order, substitutes)
+        return make_filter(self.order, substitutes)
 
     @abstractmethod
     def batches(
@@ -137,7 +137,7 @@ class SameShares(Filter):
         self, chunks: Iterator[list[Any]], share: RankShare, *, epoch: int, parts: dict[int, ChunkPart]
     ) -> Iterator[list[Any]]:
         for batch in share.batches(chunks):
-            yield [instead_of(index, self, epoch) for index in batch] if self.substitutes else batch
+            yield [substitute_index(index, self, epoch) for index in batch] if self.substitutes else batch
 
 
 class SmallerBatches(Filter):
@@ -154,7 +154,7 @@ class SmallerBatches(Filter):
             kept = without(chunk, self.excluded)
             part = share.part(len(kept)) if kept else STANDS_IN
             if not kept:  # a filler batch, so that the number of batches stays the same
-                kept = [instead_of(chunk[0], self, epoch)]
+                kept = [substitute_index(chunk[0], self, epoch)]
             is_tail = len(kept) < share.chunk_size and not share.even
             if part.num_samples == 0 or len(kept) % share.num_processes or is_tail:
                 parts[number] = part
@@ -164,7 +164,7 @@ class SmallerBatches(Filter):
 STANDS_IN = ChunkPart(start=0, stop=1, num_samples=0, weight=0.0)
 
 
-def instead_of(index: Any, kept: Filter, epoch: int) -> Any:
+def substitute_index(index: Any, kept: Filter, epoch: int) -> Any:
     """Returns the replacement for an index; a group that would become empty is replaced by another of its epoch."""
     if not isinstance(index, list):
         return kept.substitutes.get(index, index)
@@ -172,7 +172,7 @@ def instead_of(index: Any, kept: Filter, epoch: int) -> Any:
     return next(rest for group in groups if (rest := without(group, kept.excluded)))
 
 
-def filter_of(order: Order, substitutes: Mapping[int, int]) -> Filter:
+def make_filter(order: Order, substitutes: Mapping[int, int]) -> Filter:
     """Returns the filter of an order."""
     if order.exclusion is Exclusion.SAME_SHARES:
         return SameShares(order, substitutes)

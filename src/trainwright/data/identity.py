@@ -121,7 +121,7 @@ def as_hex(content: int) -> str:
     return f"{content:016x}"
 
 
-def of_hex(text: object) -> int | None:
+def parse_hex(text: object) -> int | None:
     """Returns the fingerprint in a file; None if there is none. Raises ValueError for other text."""
     if text is None:
         return None
@@ -196,11 +196,11 @@ def _feed_bytes(digest: xxhash.xxh3_64, kind: bytes, content: bytes) -> None:
 class Names(Protocol):
     """Names of the samples of one state of the data (`row_names.RowNames`)."""
 
-    def name_of(self, number: int) -> SampleId: ...
-    def numbers_of(self, name: SampleId) -> Sequence[int]: ...
-    def fingerprint_of(self, number: int) -> int | None: ...
+    def find_name(self, number: int) -> SampleId: ...
+    def find_numbers(self, name: SampleId) -> Sequence[int]: ...
+    def read_fingerprint(self, number: int) -> int | None: ...
     def contents(self) -> Iterable[tuple[int, int | None]]: ...
-    def size_of(self, name: SampleId) -> int | None: ...
+    def find_size(self, name: SampleId) -> int | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,8 +253,8 @@ def follow(before: Mapping[SampleId, Seen], names: Names, *, changed: Collection
     lost: list[SampleId] = []  # to be searched for by content
     unread: list[SampleId] = []  # content not known, before or now
     for name, seen in before.items():
-        numbers = list(names.numbers_of(name))
-        contents = {names.fingerprint_of(number) for number in numbers} if seen.content is not None else {None}
+        numbers = list(names.find_numbers(name))
+        contents = {names.read_fingerprint(number) for number in numbers} if seen.content is not None else {None}
         if name.key is not None and numbers:
             found.numbers[name] = numbers
         elif name.key is not None:
@@ -266,11 +266,11 @@ def follow(before: Mapping[SampleId, Seen], names: Names, *, changed: Collection
         else:
             lost.append(name)
     _find_by_content(found, before, sorted(lost, key=_order), names)
-    other = {_source_of(name) for name in lost}
+    other = {_split_name(name) for name in lost}
     for name in unread:
-        numbers = list(names.numbers_of(name))
-        is_changed = name.source in changed or _source_of(name) in other
-        if is_changed or names.size_of(name) != before[name].num_rows:
+        numbers = list(names.find_numbers(name))
+        is_changed = name.source in changed or _split_name(name) in other
+        if is_changed or names.find_size(name) != before[name].num_rows:
             found.unmatched.append(name)
         elif numbers:
             found.numbers[name] = numbers
@@ -291,12 +291,12 @@ def _find_by_content(found: Followed, before: Mapping[SampleId, Seen], lost: Seq
     elsewhere = []
     for name in lost:
         groups = free[before[name].content, name.part]
-        if not _take(found, name, groups.get(_source_of(name))):
+        if not _take(found, name, groups.get(_split_name(name))):
             elsewhere.append(name)
     for name in elsewhere:
         others = free[before[name].content, name.part].values()
         if not _take(found, name, next((groups for groups in others if groups), None)):
-            (found.changed if names.numbers_of(name) else found.gone).append(name)
+            (found.changed if names.find_numbers(name) else found.gone).append(name)
 
 
 def _groups_by_content(
@@ -310,12 +310,12 @@ def _groups_by_content(
     for number, content in names.contents():
         if number in taken:
             continue
-        name = names.name_of(number)
+        name = names.find_name(number)
         for one in (name,) if name.part is None else (name, replace(name, part=None)):
             groups.setdefault(one.place, (content, (one, [])))[1][1].append(number)
     free: defaultdict[tuple[int | None, int | None], dict[object, deque[Group]]] = defaultdict(dict)
     for content, group in groups.values():
-        free[content, group[0].part].setdefault(_source_of(group[0]), deque()).append(group)
+        free[content, group[0].part].setdefault(_split_name(group[0]), deque()).append(group)
     return free
 
 
@@ -330,7 +330,7 @@ def _take(found: Followed, name: SampleId, groups: deque[Group] | None) -> bool:
     return True
 
 
-def _source_of(name: SampleId) -> tuple[str, str | None]:
+def _split_name(name: SampleId) -> tuple[str, str | None]:
     return name.source, name.file
 
 

@@ -16,7 +16,7 @@ from tqdm.auto import tqdm
 from trainwright._types import Batch, DataLoaderLike, DatasetLike, Item, counted
 from trainwright.data.collator_layers import CollatorLayer
 from trainwright.data.columns import is_columnar
-from trainwright.data.epochs import set_epoch_of
+from trainwright.data.epochs import call_set_epoch
 from trainwright.data.order import Order
 from trainwright.data.prepared_dataloader import PreparedDataLoader
 from trainwright.data.row_names import table_rows
@@ -144,11 +144,11 @@ class BatchOrder(Order, Sampler[Any]):  # Any: groups are lists of indices, or r
     def num_tokens(self, epoch: int) -> int:
         """Returns the tokens in all batches of an epoch as the model gets them, padding included."""
 
-    def num_samples_of(self, group: Sequence[Any]) -> int:
+    def count_samples(self, group: Sequence[Any]) -> int:
         """Returns the number of an epoch's samples that a group accounts for."""
         return len(group)
 
-    def of_all_processes(self) -> BatchOrder:
+    def for_all_processes(self) -> BatchOrder:
         """Returns the order of the groups of all processes; self, unless it belongs to one process."""
         return self
 
@@ -175,7 +175,7 @@ class BatchedDataset(Dataset[Items]):
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the user's dataset."""
-        set_epoch_of(self.dataset, epoch)
+        call_set_epoch(self.dataset, epoch)
 
     def __getitem__(self, group: Sequence[Any]) -> Items:
         return fetch_items(self.dataset, group)
@@ -193,7 +193,7 @@ class SingleBatchCollator(CollatorLayer):
         return batch
 
 
-def batch_order_of(dataloader: object) -> BatchOrder | None:
+def find_batch_order(dataloader: object) -> BatchOrder | None:
     """Returns the order that formed a dataloader's batches; None for any other dataloader."""
     order = getattr(getattr(dataloader, "batch_sampler", None), "order", None)
     return order if isinstance(order, BatchOrder) else None
@@ -211,7 +211,7 @@ def num_samples(dataloader: DataLoaderLike) -> int:
 
 def num_tokens(dataloader: DataLoaderLike) -> int | None:
     """Returns the tokens of this process in an epoch, padding included, if the lengths are known without reading."""
-    order = batch_order_of(dataloader)
+    order = find_batch_order(dataloader)
     if order is None or dataloader.batch_sampler.share.num_processes > 1:
         return None
     return order.num_tokens(dataloader.batch_sampler.epoch)
@@ -239,13 +239,13 @@ def sample_lengths(
             sample_lengths(one, name, column=column, show_progress=show_progress) for one in dataset.sources.values()
         ]
         return _as_lengths(np.concatenate(found))
-    lengths = _of_columns(dataset, name, column) if is_columnar(dataset) else None
+    lengths = _read_columns(dataset, name, column) if is_columnar(dataset) else None
     if lengths is not None:
         return lengths
-    return np.asarray(lengths_of(dataset, name, show_progress=show_progress), dtype=np.int64)
+    return np.asarray(read_lengths(dataset, name, show_progress=show_progress), dtype=np.int64)
 
 
-def _of_columns(dataset: DatasetLike, name: str, column: str | None) -> Lengths | None:
+def _read_columns(dataset: DatasetLike, name: str, column: str | None) -> Lengths | None:
     """Returns lengths from the table alone; None if items are transformed on the fly or the entry is not a list."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -290,7 +290,7 @@ def _as_lengths(values: Any) -> Lengths:
     return array.astype(np.float64) if array.dtype.kind == "f" else array.astype(np.int64)
 
 
-def lengths_of(dataset: DatasetLike, name: str, *, show_progress: bool = False) -> list[int]:
+def read_lengths(dataset: DatasetLike, name: str, *, show_progress: bool = False) -> list[int]:
     """Returns the length of an entry of each item, by index (so no IndexError is needed at the end), or a DataError."""
     lengths = []
     for index in tqdm(range(len(dataset)), "Lengths", delay=QUIET_S, disable=not show_progress, leave=False):

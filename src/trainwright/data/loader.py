@@ -38,7 +38,7 @@ from trainwright.config.plans import OPEN_END
 from trainwright.data.bad_sample import name_sample, number_text
 from trainwright.data.columns import draws_random_numbers, is_columnar
 from trainwright.data.cursor import Cursor, LoaderState
-from trainwright.data.positions import position_of
+from trainwright.data.positions import make_position
 from trainwright.data.prepared_dataloader import DevicePrefetcher, PreparedDataLoader, started_in_epoch, watched
 from trainwright.data.sample_filter import SampleFilter
 from trainwright.data.seeding import SeededItems
@@ -75,7 +75,7 @@ class Loader:
         self._keeps_states = may_draw_in_this_process(dataloader)
         self._seeds_here = seeds_this_process(dataloader)
         # Position of training in it; `dispatched` is this process's part if the main process reads for all.
-        self.position = position_of(dataloader, dispatched=dispatched)
+        self.position = make_position(dataloader, dispatched=dispatched)
         self.is_stale = False  # samples are to be excluded from the rest of the current epoch
         self.has_ended_early = False  # after the last batch of an epoch of a stream that has fewer than its length
         dataset = getattr(dataloader, "dataset", None)
@@ -93,7 +93,7 @@ class Loader:
         self._given_ids: list[SampleIds] = []
         self._keeps_pace = True  # every window of this epoch used exactly its own batches
 
-    def ids_of(self, batches: Sequence[Batch]) -> list[SampleIds]:
+    def read_ids(self, batches: Sequence[Batch]) -> list[SampleIds]:
         """Returns the ids of the samples in a window's batches, in the order of their rows.
 
         It is called once per window, with the batches made from the ones it was given. An override of

@@ -131,7 +131,7 @@ class FeistelOrder(Permutation):
         keys = np.random.SeedSequence([self.seed % 2**64, epoch]).generate_state(ROUNDS, np.uint64)
         return keys.astype(np.uint64)
 
-    def of_passes(self, positions: Numbers, passes: Numbers) -> Numbers:
+    def order_passes(self, positions: Numbers, passes: Numbers) -> Numbers:
         """Returns the samples at some positions, each of its own pass, in an order different from the epochs'."""
         return self.at(positions, random_bits(self._keys(0)[:, None] + (passes + np.uint64(1)) * GOLDEN_RATIO))
 

@@ -26,7 +26,7 @@ from trainwright.data.order import Exclusion
 from trainwright.data.prepared_dataloader import host_batches
 from trainwright.data.sample_filter import EVERY_SAMPLE, SampleFilter
 from trainwright.data.sample_ids import dispatched_parts
-from trainwright.data.sampler_factory import order_of_checkpoint
+from trainwright.data.sampler_factory import reopen_order
 from trainwright.data.shards import RankShare
 from trainwright.data.sources import SourceStream
 from trainwright.data.streaming.stream_state import (
@@ -202,7 +202,7 @@ class IndexedPosition(LoaderPosition):
         before_last_skipped: Callable[[], None] | None = None,
     ) -> Iterator[Batch]:
         indices = self._batches
-        indices.ahead = None if indices.order_of(indices.epoch).is_computable else collections.deque()
+        indices.ahead = None if indices.order_epoch(indices.epoch).is_computable else collections.deque()
         indices.noted = self._sent = collections.deque() if self._is_in_order else None
         if self._dispatched is not None:
             computed = indices.computed(indices.epoch, indices.first_sample)
@@ -252,7 +252,7 @@ class IndexedPosition(LoaderPosition):
         return self.resume(cursor, {}) if batches > 0 else 0
 
     def cursor(self, epoch: int, batches: int) -> Cursor:
-        order = self._batches.order_of(epoch)
+        order = self._batches.order_epoch(epoch)
         return Cursor(
             epoch=epoch,
             samples=self.samples_before(epoch, batches),
@@ -269,9 +269,7 @@ class IndexedPosition(LoaderPosition):
 
     def _finish_order(self, cursor: Cursor, now: OrderKind, dataset: DatasetLike) -> str:
         num_samples = len(self._batches.order)
-        order = order_of_checkpoint(
-            cursor, now, forms_groups=self._gives_groups, num_samples=num_samples, dataset=dataset
-        )
+        order = reopen_order(cursor, now, forms_groups=self._gives_groups, num_samples=num_samples, dataset=dataset)
         self._batches.finish(cursor.epoch, order)
         return f"epoch {cursor.epoch + 1} is finished in the order it began with; the new order begins after it"
 
@@ -280,7 +278,7 @@ class IndexedPosition(LoaderPosition):
         if order.seed is not None and cursor.seed is not None:
             order.seed = cursor.seed
         batches = len(self._batches) - self._batches.num_batches(cursor.samples, cursor.epoch)
-        num_kept = self._batches.filter_of(cursor.epoch).num_kept(cursor.epoch, cursor.samples)
+        num_kept = self._batches.make_filter(cursor.epoch).num_kept(cursor.epoch, cursor.samples)
         self._moved_epoch = cursor.epoch
         self._moved_by = num_kept - batches * self.chunk
         return batches
@@ -291,7 +289,7 @@ class IndexedPosition(LoaderPosition):
     def samples_before(self, epoch: int, batches: int) -> int:
         """Returns the samples of an epoch before a batch; batches are shifted in an epoch begun with another size."""
         num_kept = batches * self.chunk + (self._moved_by if epoch == self._moved_epoch else 0)
-        return self._batches.filter_of(epoch).place_after(epoch, num_kept)
+        return self._batches.make_filter(epoch).place_after(epoch, num_kept)
 
 
 class StreamPosition(LoaderPosition):
@@ -479,7 +477,7 @@ class ForeignPosition(LoaderPosition):
         return batches_per_epoch - cursor.samples
 
 
-def position_of(dataloader: DataLoaderLike, *, dispatched: RankShare | None = None) -> LoaderPosition:
+def make_position(dataloader: DataLoaderLike, *, dispatched: RankShare | None = None) -> LoaderPosition:
     """Returns the position for a dataloader; `dispatched` is this process's part if one process reads for all."""
     batches = getattr(dataloader, "batch_sampler", None)
     if isinstance(batches, EpochBatches):

@@ -31,7 +31,7 @@ from torch.utils.data import BatchSampler, DataLoader, Sampler
 from trainwright._types import Batch, DataLoaderLike, DatasetLike, has_length
 from trainwright.data.bad_sample import LoaderWorkers
 from trainwright.data.collator_layers import CollatorLayer
-from trainwright.data.epochs import set_epoch_of
+from trainwright.data.epochs import call_set_epoch
 from trainwright.distributed.device import accelerator, pins_memory
 from trainwright.state.interrupts import blocked, held_back
 
@@ -94,7 +94,7 @@ class PreparedDataLoader(DataLoader[Any]):
     def host_batches(self) -> Iterator[Batch]:
         """Returns an iterator over the batches as the collator returned them."""
         if self.tells_dataset:
-            set_epoch_of(self.dataset, self._keeps_epoch.epoch)
+            call_set_epoch(self.dataset, self._keeps_epoch.epoch)
         if self.num_workers > 0 and self.persistent_workers:
             if self._persistent is None:
                 self._persistent = PersistentWorkers(self.inside())
@@ -103,7 +103,7 @@ class PreparedDataLoader(DataLoader[Any]):
         if self.num_workers == 0:
             return DataLoader.__iter__(inside)
         batches, started = _started_by(partial(DataLoader.__iter__, inside))
-        return _of_workers(batches, LoaderWorkers(inside, started))
+        return _read_workers(batches, LoaderWorkers(inside, started))
 
     def inside(self) -> DataLoader[Any]:
         """Returns the dataloader that torch iterates: a copy of this one with our objects around the user's."""
@@ -260,7 +260,7 @@ class PersistentWorkers:
         if self._workers is None:
             self._workers = LoaderWorkers(self._copy, started)
         self._workers.num_given = 0
-        self._epoch = _of_workers(batches, self._workers)
+        self._epoch = _read_workers(batches, self._workers)
         return self._epoch
 
     def end(self) -> None:
@@ -318,7 +318,7 @@ def started_in_epoch(dataloader: DataLoaderLike, epoch: int) -> Iterator[None]:
         inside.generator = None
 
 
-def _of_workers(batches: Iterator[Batch], workers: LoaderWorkers) -> Iterator[Batch]:
+def _read_workers(batches: Iterator[Batch], workers: LoaderWorkers) -> Iterator[Batch]:
     """Yields the batches; after an error, inspects the workers and releases torch's iterator.
 
     The workers end with torch's iterator. The traceback of an error would keep it alive until garbage collection, at an

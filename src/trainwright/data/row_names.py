@@ -60,15 +60,15 @@ class SourceRows(ABC):
         self.size = size
 
     @abstractmethod
-    def name_of(self, place: int) -> SampleId:
+    def find_name(self, place: int) -> SampleId:
         """Returns the name of a sample."""
 
     @abstractmethod
-    def places_of(self, name: SampleId) -> Sequence[int]:
+    def find_places(self, name: SampleId) -> Sequence[int]:
         """Returns the positions with a name; a name without a part covers all parts of its row."""
 
     @abstractmethod
-    def content_of(self, place: int) -> int | None:
+    def read_content(self, place: int) -> int | None:
         """Returns the fingerprint of a sample's row; None if it cannot be read."""
 
     @property
@@ -96,11 +96,11 @@ class IndexedRows(SourceRows):
         self._id_column = id_column
         self._dataset = dataset
 
-    def name_of(self, place: int) -> SampleId:
+    def find_name(self, place: int) -> SampleId:
         row = place if self._before is None else int(self._before[place])
         return SampleId(self.name, row, key=None if self._id_column is None else self._key_at(place))
 
-    def places_of(self, name: SampleId) -> Sequence[int]:
+    def find_places(self, name: SampleId) -> Sequence[int]:
         assert self.size is not None
         if self._id_column is not None:
             return self._places_by_key.get(name.key, ())
@@ -110,7 +110,7 @@ class IndexedRows(SourceRows):
             return self._places_by_index.get(name.row, ())
         return (name.row,) if name.row < self.size else ()
 
-    def content_of(self, place: int) -> int | None:
+    def read_content(self, place: int) -> int | None:
         return self._content(place) if self._is_stable else None
 
     def _content(self, place: int) -> int | None:
@@ -194,14 +194,14 @@ class OriginRows(SourceRows):
         self._origin = origin
         self._chosen = places
 
-    def name_of(self, place: int) -> SampleId:
+    def find_name(self, place: int) -> SampleId:
         found = self._origin.names[self._at(place)]
         return found if found.source == self.name else replace(found, source=self.name)
 
-    def places_of(self, name: SampleId) -> Sequence[int]:
+    def find_places(self, name: SampleId) -> Sequence[int]:
         return self._by_name.get(name.place, ())
 
-    def content_of(self, place: int) -> int | None:
+    def read_content(self, place: int) -> int | None:
         return int(self._origin.contents[self._at(place)])
 
     @property
@@ -216,7 +216,7 @@ class OriginRows(SourceRows):
         assert self.size is not None
         found: defaultdict[object, list[int]] = defaultdict(list)
         for place in range(self.size):
-            name = self.name_of(place)
+            name = self.find_name(place)
             found[name.place].append(place)
             if name.part is not None:
                 found[replace(name, part=None).place].append(place)
@@ -229,13 +229,13 @@ class StreamRows(SourceRows):
     def __init__(self, name: str) -> None:
         super().__init__(name, None)
 
-    def name_of(self, place: int) -> SampleId:
+    def find_name(self, place: int) -> SampleId:
         return SampleId(self.name, place)
 
-    def places_of(self, name: SampleId) -> Sequence[int]:
+    def find_places(self, name: SampleId) -> Sequence[int]:
         return (name.row,) if name.key is None and name.file is None else ()
 
-    def content_of(self, place: int) -> int | None:
+    def read_content(self, place: int) -> int | None:
         return None
 
 
@@ -255,7 +255,7 @@ class RowNames:
         self.sources = list(sources)
         self.id_column = id_column
         self._is_interleaved = is_interleaved
-        self._number_of = {source.name: number for number, source in enumerate(self.sources)}
+        self._start_order = {source.name: number for number, source in enumerate(self.sources)}
         sizes = [source.size or 0 for source in self.sources]
         self._starts = [0, *accumulate(sizes)][:-1]
         has_end = not is_interleaved and all(source.size is not None for source in self.sources)
@@ -272,7 +272,7 @@ class RowNames:
 
     def __iter__(self) -> Iterator[SampleId]:
         """Yields the names of data with a length, in order."""
-        return map(self.name_of, range(len(self)))
+        return map(self.find_name, range(len(self)))
 
     def source_and_place(self, number: int) -> tuple[SourceRows, int]:
         """Returns the source of a sample and its position there; IndexError if the data has no such number."""
@@ -286,43 +286,43 @@ class RowNames:
             raise IndexError(f"the training data has no sample {number}")
         return self.sources[source], place
 
-    def name_of(self, number: int) -> SampleId:
+    def find_name(self, number: int) -> SampleId:
         """Returns the name of a sample; IndexError if the data has no such number."""
         source, place = self.source_and_place(number)
-        return source.name_of(place)
+        return source.find_name(place)
 
     def number_at(self, source: str, place: int) -> int | None:
         """Returns the number of the sample at a position of a source; None if there is none."""
-        number = self._number_of.get(source)
+        number = self._start_order.get(source)
         if number is None or place >= (self.sources[number].size or place + 1):
             return None
         return self._number(number, place)
 
-    def numbers_of(self, name: SampleId) -> list[int]:
+    def find_numbers(self, name: SampleId) -> list[int]:
         """Returns the numbers of the samples with a name; several if the row is repeated or was cut."""
         if name.key is None and name.file is None:
-            chosen = [self._number_of[name.source]] if name.source in self._number_of else []
+            chosen = [self._start_order[name.source]] if name.source in self._start_order else []
         else:  # a key or a file identifies rows in any source
             chosen = list(range(len(self.sources)))
-        return [self._number(source, place) for source in chosen for place in self.sources[source].places_of(name)]
+        return [self._number(source, place) for source in chosen for place in self.sources[source].find_places(name)]
 
     def _number(self, source: int, place: int) -> int:
         return place * len(self.sources) + source if self._is_interleaved else self._starts[source] + place
 
-    def size_of(self, name: SampleId) -> int | None:
+    def find_size(self, name: SampleId) -> int | None:
         """Returns the number of samples in the source of a name; None for a stream or an unknown source."""
         return self.sizes.get(name.source)
 
-    def fingerprint_of(self, number: int) -> int | None:
+    def read_fingerprint(self, number: int) -> int | None:
         """Reads a sample's row and returns its fingerprint; None if it cannot be read."""
         source, place = self.source_and_place(number)
-        return source.content_of(place)
+        return source.read_content(place)
 
     def contents(self) -> Iterator[tuple[int, int | None]]:
         """Yields the number and fingerprint of each sample, reading all rows; streams are skipped."""
         for number, source in enumerate(self.sources):
             for place in range(source.size or 0):
-                yield self._number(number, place), source.content_of(place)
+                yield self._number(number, place), source.read_content(place)
 
     def find(self, text: str) -> list[int]:
         """Returns the numbers of the samples named by a text such as `reviews.csv:130`, `chat[17]` or `doc-3`.
@@ -330,7 +330,7 @@ class RowNames:
         Raises DataError if there is none.
         """
         found = _parsed(text, self.sources)
-        numbers = [number for name in found for number in self.numbers_of(name)]
+        numbers = [number for name in found for number in self.find_numbers(name)]
         if not numbers:
             example = next(iter(self), None)
             shown = "" if example is None else f" Sample names look like {str(example)!r}."
@@ -374,8 +374,8 @@ class NamesOf:
         found = []
         for number in dict.fromkeys(numbers):
             try:
-                values = self._names.name_of(number).to_dict()
-                content = self._names.fingerprint_of(number) if with_content else None
+                values = self._names.find_name(number).to_dict()
+                content = self._names.read_fingerprint(number) if with_content else None
             except Exception:
                 values = {"name": f"sample {number}"}
                 content = None
@@ -392,7 +392,7 @@ def row_names(dataset: DatasetLike, *, id_column: str | None = None, source: str
         source: source name for a dataset without named sources.
     """
     sources = getattr(dataset, "sources", None)
-    has_sources = isinstance(sources, Mapping) and hasattr(dataset, "source_of")
+    has_sources = isinstance(sources, Mapping) and hasattr(dataset, "find_source")
     if not has_sources:
         return RowNames([_source(source, dataset, id_column)], id_column=id_column)
     is_stream = isinstance(dataset, IterableDataset)

@@ -1,7 +1,7 @@
 """Ids of the samples of a batch, and the ids in a process's part of a batch that is split over processes.
 
 A sample's id is its number in the training data: an index of a dataset, or the position in a stream of fixed order; a
-`SourceStream` has its own numbering (`source_of`). The ids of a batch's samples accompany the batch, in the order of
+`SourceStream` has its own numbering (`find_source`). The ids of a batch's samples accompany the batch, in the order of
 its rows. They come from the place where the batch was made: for a map-style dataset, they are the indices sent for
 fetching; for a stream, the numbers counted by the reader.
 """

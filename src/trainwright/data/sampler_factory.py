@@ -123,7 +123,7 @@ def order_by(sampler: Any, dataset: Sized, plan: LoaderPlan) -> Order:
     return SamplerOrder(sampler)
 
 
-def order_of_checkpoint(
+def reopen_order(
     cursor: Cursor, now: OrderKind, *, forms_groups: bool, num_samples: int, dataset: DatasetLike
 ) -> Order:
     """Returns the order in which a checkpoint's epoch was begun; DataError if this data cannot reproduce it.

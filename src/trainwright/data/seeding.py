@@ -67,14 +67,14 @@ def drawing_apart(seed: int = 0) -> Iterator[None]:
         np.random.set_state(states[1])
 
 
-def seed_of(origin: Iterable[int]) -> int:
+def derive_seed(origin: Iterable[int]) -> int:
     """Returns a 32-bit seed that is a function of some numbers."""
     return int(np.random.SeedSequence([part % 2**64 for part in origin]).generate_state(1)[0])
 
 
 def seed_from(origin: Iterable[int]) -> None:
     """Seeds all generators of this process with a function of some numbers."""
-    set_seed(seed_of(origin))
+    set_seed(derive_seed(origin))
 
 
 # -- workers ---------------------------------------------------------------------------------------------------------

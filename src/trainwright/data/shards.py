@@ -72,9 +72,9 @@ class RankShare:
 
     def batches(self, chunks: Iterator[list[Any]]) -> Iterator[list[Any]]:
         """Yields this process's part of each chunk."""
-        return chunks if self.num_processes == 1 else map(self._part_of, chunks)
+        return chunks if self.num_processes == 1 else map(self._take_part, chunks)
 
-    def _part_of(self, chunk: list[Any]) -> list[Any]:
+    def _take_part(self, chunk: list[Any]) -> list[Any]:
         part = self.part(len(chunk))
         return chunk[part.start : part.stop]
 

@@ -38,11 +38,11 @@ class NamedSources(ABC):
     names: list[str]
 
     @abstractmethod
-    def source_of(self, sample: int) -> tuple[str, int]:
+    def find_source(self, sample: int) -> tuple[str, int]:
         """Returns the name of a sample's source, and its row there, or its position in a stream."""
 
     @abstractmethod
-    def sources_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+    def find_sources(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the number of each sample's source: its index in `names`."""
 
 

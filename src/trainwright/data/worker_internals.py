@@ -39,13 +39,13 @@ def without_worker() -> Iterator[None]:
         set_worker_info(actual)
 
 
-def add_to_errors(note_of: Callable[[], str]) -> None:
-    """Adds `note_of()`, called while an error is handled, to the text of each error of this worker from now on."""
+def add_to_errors(make_note: Callable[[], str]) -> None:
+    """Adds `make_note()`, called while an error is handled, to the text of each error of this worker from now on."""
     wrap: Any = torch_worker.ExceptionWrapper  # type: ignore[attr-defined]
 
     def wrapped(exc_info: Any = None, where: str = "in background") -> Any:
         wrapper = wrap(exc_info, where)
-        note = note_of()
+        note = make_note()
         if note:
             wrapper.exc_msg += f"{note} This was {where}.\n"
         return wrapper

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from trainwright._types import IGNORE_INDEX
 from trainwright.errors import DataError
-from trainwright.support.tensor_tree import map_nested, tensors_of
+from trainwright.support.tensor_tree import iterate_tensors, map_nested
 
 T = TypeVar("T")
 Shape = tuple[int, ...]
@@ -38,7 +38,7 @@ def gather(value: Any, device: torch.device, group: Group = None) -> Any:
     shorter ones are padded with -100. They are sent from `device` and returned on the device where each was. Different
     structures are a DataError.
     """
-    mine = list(tensors_of(value))
+    mine = list(iterate_tensors(value))
     if not mine:
         return value
     layouts = gather_objects([(tuple(tensor.shape), tensor.dtype) for tensor in mine], group)

@@ -62,7 +62,7 @@ KINDS = {
 OTHER = Kind()
 
 
-def kind_of(device: torch.device | str) -> Kind:
+def get_kind(device: torch.device | str) -> Kind:
     """Returns the capabilities of this kind of device; `device` may also be the name of a kind."""
     name = device.type if isinstance(device, torch.device) else device.partition(":")[0]
     return KINDS.get(name, OTHER)
@@ -75,7 +75,7 @@ def accelerator() -> str | None:
     return None if found is None else found.type
 
 
-def module_of(kind: str) -> ModuleType | None:
+def find_module(kind: str) -> ModuleType | None:
     """Returns torch's module for a kind of device, such as `torch.cuda`; None if there is none."""
     with suppress(RuntimeError, AttributeError):
         module: ModuleType = torch.get_device_module(kind)
@@ -85,7 +85,7 @@ def module_of(kind: str) -> ModuleType | None:
 
 def _function(kind: str, *names: str) -> Callable[..., Any] | None:
     """Returns the first of these functions that the module of a kind has, or its submodules by dotted names."""
-    module = module_of(kind)
+    module = find_module(kind)
     for name in names:
         found: Any = module
         for part in name.split("."):
@@ -102,12 +102,12 @@ def placed(kind: str | None, *, index: int) -> torch.device:
     """Returns the device of a kind with a number; that of a kind without numbers has none. None is the CPU."""
     if kind is None:
         return torch.device("cpu")
-    return torch.device(kind, index) if kind_of(kind).is_numbered else torch.device(kind)
+    return torch.device(kind, index) if get_kind(kind).is_numbered else torch.device(kind)
 
 
 def make_current(device: torch.device) -> None:
     """Makes a device current in this process, if there can be several of its kind."""
-    if device.type == accelerator() and kind_of(device).is_numbered:
+    if device.type == accelerator() and get_kind(device).is_numbered:
         torch.accelerator.set_device_index(device)
 
 
@@ -137,7 +137,7 @@ HIDING_ACCELERATORS = {"CUDA_VISIBLE_DEVICES": ""}  # variables with which a pro
 def device_variables(name: str) -> dict[str, str]:
     """Returns the variables with which a new process finds this device alone: "cpu", or an accelerator by number."""
     device = torch.device(name)
-    if not kind_of(device).is_accelerator:
+    if not get_kind(device).is_accelerator:
         return dict(HIDING_ACCELERATORS)
     if device.type != "cuda":
         return {"ACCELERATE_TORCH_DEVICE": name}
@@ -164,10 +164,10 @@ def make_deterministic() -> None:
     torch.backends.cudnn.benchmark = False
 
 
-def name_of(device: torch.device) -> str | None:
+def find_name(device: torch.device) -> str | None:
     """Returns the name of the product, such as "NVIDIA H100"; None if unknown."""
     ask = _function(device.type, "get_device_name")
-    if ask is None or not kind_of(device).is_accelerator:
+    if ask is None or not get_kind(device).is_accelerator:
         return None
     return str(ask(device))
 
@@ -175,7 +175,7 @@ def name_of(device: torch.device) -> str | None:
 def ray_resources() -> dict[str, int]:
     """Returns the part of this machine's accelerators that one trial of Ray takes; {} without any that Ray counts."""
     kind = accelerator()
-    name = None if kind is None else kind_of(kind).scheduler_resource
+    name = None if kind is None else get_kind(kind).scheduler_resource
     return {} if name is None else {name: 1}
 
 
@@ -225,7 +225,7 @@ def set_random_states(states: dict[str, Any]) -> None:
 
 def pins_memory(device: torch.device | str) -> bool:
     """Returns True if copies between pinned memory and a device run during its computation."""
-    return kind_of(device).has_streams
+    return get_kind(device).has_streams
 
 
 def pins_memory_here() -> bool:
@@ -236,7 +236,7 @@ def pins_memory_here() -> bool:
 
 def empty_cache(device: torch.device) -> None:
     """Frees the memory of a device that torch holds without using it, and the graphs that torch keeps for MPS."""
-    if not kind_of(device).is_accelerator:
+    if not get_kind(device).is_accelerator:
         return
     for name in ("empty_cache", "graph_cache.empty_cache"):
         empty = _function(device.type, name)
@@ -246,7 +246,7 @@ def empty_cache(device: torch.device) -> None:
 
 def synchronize(device: torch.device) -> None:
     """Waits until everything that was begun on a device is done; nothing to wait for on the CPU."""
-    if not kind_of(device).is_accelerator:
+    if not get_kind(device).is_accelerator:
         return
     wait = _function(device.type, "synchronize")
     if wait is not None:
@@ -255,7 +255,7 @@ def synchronize(device: torch.device) -> None:
 
 def total_bytes(device: torch.device) -> int | None:
     """Returns the memory of a device; None for the CPU, and if unknown or shared with the host."""
-    if not kind_of(device).is_accelerator:
+    if not get_kind(device).is_accelerator:
         return None
     properties = _function(device.type, "get_device_properties")
     if properties is not None and hasattr(found := properties(device), "total_memory"):
@@ -266,7 +266,7 @@ def total_bytes(device: torch.device) -> int | None:
 
 def free_bytes(device: torch.device) -> int:
     """Returns the memory of a device that this process may take and has not; 0 for the CPU, and if unknown."""
-    tell = _function(device.type, "mem_get_info") if kind_of(device).is_accelerator else None
+    tell = _function(device.type, "mem_get_info") if get_kind(device).is_accelerator else None
     if tell is None:
         return 0
     free, total = tell(device)
@@ -359,7 +359,7 @@ def supports_bf16(device: torch.device, *, emulated: bool = False) -> bool | Non
 
     With `emulated`, also if it converts to fp32 and back.
     """
-    if not kind_of(device).is_accelerator:
+    if not get_kind(device).is_accelerator:
         return None
     ask = _function(device.type, "is_bf16_supported")
     if ask is None:
@@ -379,25 +379,25 @@ def tf32_switches() -> list[tuple[Any, str]]:
 
 def peak_flops(device: torch.device) -> float | None:
     """Peak operations per second of a device; None if unknown."""
-    name = name_of(device)
-    return None if name is None else peak_of(name)
+    name = find_name(device)
+    return None if name is None else find_peak(name)
 
 
-def peak_of(device_name: str) -> float | None:
+def find_peak(device_name: str) -> float | None:
     """Returns the peak of a device in bf16 operations per second, by its name; None: not in the table."""
     return next((flops for name, flops in PEAK_FLOPS.items() if name in device_name), None)
 
 
 def has_compiler(device: torch.device) -> bool:
     """Returns True if the compiler that torch.compile needs for a device is installed."""
-    if kind_of(device).runs_triton:
+    if get_kind(device).runs_triton:
         return importlib.util.find_spec("triton") is not None
     return shutil.which("g++") is not None
 
 
 def runs_flash_attention(device: torch.device) -> bool:
     """Returns True if the package flash_attn is installed, and its kernels run on this device."""
-    return kind_of(device).runs_triton and importlib.util.find_spec("flash_attn") is not None
+    return get_kind(device).runs_triton and importlib.util.find_spec("flash_attn") is not None
 
 
 def runs_cuda_kernels(device: torch.device) -> bool:

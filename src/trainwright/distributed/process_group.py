@@ -45,7 +45,7 @@ def start_alone(device_type: str, *, backend: str | None, timeout: timedelta) ->
 
 
 @contextmanager
-def as_one_of_many(*, rank: int, num_processes: int, per_node: int) -> Iterator[None]:
+def simulated_process_group(*, rank: int, num_processes: int, per_node: int) -> Iterator[None]:
     """This process is one of many within the context, in a group that sends nothing: the others are not there.
 
     A collective operation returns at once, as if all processes had brought the same values; a sum stays the value

@@ -170,7 +170,7 @@ class Watchdog:
 
     def _give_up(self, message: str) -> None:
         if self._store is not None:
-            place = f"{self._passed}|{_place_of_main_thread()} on {socket.gethostname()}"
+            place = f"{self._passed}|{_find_main_thread()} on {socket.gethostname()}"
             self._store.set(f"stands{self._rank}", place)
         _print(f"{message}\nStacks of process {self._rank}:")
         faulthandler.dump_traceback(file=sys.__stderr__ or sys.stderr, all_threads=True)
@@ -207,7 +207,7 @@ def _named(ranks: list[int]) -> str:
     return f"processes {', '.join(map(str, ranks[:MOST_NAMED]))}{more}"
 
 
-def _place_of_main_thread() -> str:
+def _find_main_thread() -> str:
     """Returns the innermost function of the main thread, as `training_step (train.py, line 40)`."""
     with tempfile.TemporaryFile("w+") as file:
         faulthandler.dump_traceback(file=file, all_threads=True)
@@ -232,7 +232,7 @@ def start_watchdog(*, hang_timeout_s: float, run: int) -> Watchdog | None:
     try:
         view = PrefixStore(f"trainwright/{run}", store.clone())
     except (AttributeError, NotImplementedError, RuntimeError):
-        _tell_of_no_store(type(store).__name__)
+        _warn_missing_store(type(store).__name__)
         if not hang_timeout_s:
             return None
         return Watchdog(None, rank=get_rank(), num_processes=1, hang_timeout_s=hang_timeout_s)
@@ -240,7 +240,7 @@ def start_watchdog(*, hang_timeout_s: float, run: int) -> Watchdog | None:
 
 
 @functools.cache
-def _tell_of_no_store(kind: str) -> None:
+def _warn_missing_store(kind: str) -> None:
     """Warns once for each kind of store in a process."""
     logger.warning(
         "The store of the process group (%s) cannot be cloned, so a signal to another process or its failure is not "

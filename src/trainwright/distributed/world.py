@@ -107,7 +107,7 @@ class World:
     device_name: str | None = None  # whatever the machine has; None: the first accelerator, or the CPU
 
     @classmethod
-    def of_process(cls, *, use_cpu: bool = False) -> World:
+    def for_process(cls, *, use_cpu: bool = False) -> World:
         """Returns the result of `detect`, cached until the variables or the process group change."""
         variables = getattr(os.environ, "_data", None)  # os.environ raises and catches an error for each that is unset
         if variables is None:
@@ -118,7 +118,7 @@ class World:
     def detect(cls, *, use_cpu: bool = False, environ: Mapping[str, str] | None = None) -> World:
         """Reads the launcher's variables if there is no process group yet; ArgumentError for contradictions."""
         env = os.environ if environ is None else environ
-        slurm = of_slurm(env)
+        slurm = read_slurm(env)
         env = {**slurm, **env} if slurm else env  # a copy of the environment takes longer than all look-ups
         rank, size = _process_group() or (_first(env, RANK, 0), _first(env, WORLD_SIZE, 1))
         local_rank = _first(env, LOCAL_RANK, -1)
@@ -173,10 +173,10 @@ class World:
         """Number of devices of this process: more than one only without a launcher; 0 on the CPU."""
         if self.use_cpu:
             return 0
-        from trainwright.distributed.device import kind_of
+        from trainwright.distributed.device import get_kind
 
         kind, count = _accelerator()
-        if kind is not None and kind_of(kind).serves_data_parallel and not self.is_distributed:
+        if kind is not None and get_kind(kind).serves_data_parallel and not self.is_distributed:
             return count
         return 1 if kind is not None or self.is_distributed else 0
 
@@ -245,7 +245,7 @@ def configured_parallelism() -> dict[str, int] | None:
 
 
 @reading_launchers_variables()
-def of_slurm(env: Mapping[str, str]) -> dict[str, str]:
+def read_slurm(env: Mapping[str, str]) -> dict[str, str]:
     """Torch's variables for a task of `srun`; none for independent tasks, and where another launcher set its own."""
     needed = ("MASTER_ADDR", "MASTER_PORT", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID")
     if not all(name in env for name in needed) or any(name in env for name in RANK):

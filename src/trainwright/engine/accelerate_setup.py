@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any  # Any: accelerate is imported where it is
 import torch
 
 from trainwright.config.plans import EnginePlan, ParallelPlan
-from trainwright.distributed.device import kind_of, tf32_switches
+from trainwright.distributed.device import get_kind, tf32_switches
 from trainwright.distributed.process_group import init_method, start_alone
 from trainwright.errors import ArgumentError, MissingPackageError
 
@@ -56,7 +56,7 @@ def make_accelerator(plan: EnginePlan, *, cpu: bool | None = None, **plugins: ob
         cpu = on_cpu if is_among_others else plan.use_cpu
     mixed = plan.precision.mixed
     kind = torch.device(plan.device).type
-    scales_here = mixed == "fp16" and not kind_of(kind).accelerate_scales
+    scales_here = mixed == "fp16" and not get_kind(kind).accelerate_scales
     num_steps = int(os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1"))  # set by `accelerate launch`
     handlers = [*_handlers(plan, in_group=is_among_others or bool(plugins))]
     with _without_variables(), _missing_recipe_explained(mixed):
@@ -113,7 +113,7 @@ def _check_state(plan: EnginePlan, *, has_plugins: bool) -> None:
         return
     mixed = AcceleratorState().mixed_precision
     asked = plan.precision.mixed
-    if mixed != asked and not (asked == "fp16" and not kind_of(wanted).accelerate_scales):  # there we scale ourselves
+    if mixed != asked and not (asked == "fp16" and not get_kind(wanted).accelerate_scales):  # there we scale ourselves
         raise ArgumentError(
             f"{asks}: the state has mixed_precision={mixed!r}, and the arguments come to {asked!r}. Make the "
             "Accelerator with the same, or only a PartialState()."
@@ -137,15 +137,15 @@ def _set_sizes(accelerator: Accelerator, plan: ParallelPlan) -> None:
     from accelerate import ParallelismConfig
 
     sizes = {f"{name}_size": getattr(plan, name) for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")}
-    config = plan.given or ParallelismConfig(**({} if plan.num_of_sequence > 1 else sizes))
-    if plan.num_of_sequence > 1:
+    config = plan.given or ParallelismConfig(**({} if plan.num_per_sequence > 1 else sizes))
+    if plan.num_per_sequence > 1:
         config = copy(config)  # accelerate refuses copies of whole models that share sequences, so not by `replace`
         for name, size in sizes.items():
             setattr(config, name, size)
     elif any(getattr(config, name) != size for name, size in sizes.items()):
         config = replace(config, **sizes)  # add the sizes that only the model has
     accelerator.state.parallelism_config = config
-    if plan.num_in_all > 1 and plan.num_of_sequence == 1:
+    if plan.num_in_all > 1 and plan.num_per_sequence == 1:
         accelerator.state.device_mesh = config.get_device_mesh(accelerator.device.type)
 
 

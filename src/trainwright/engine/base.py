@@ -333,7 +333,7 @@ class Engine:
         """
         return part
 
-    def part_of_tensor(self, parameter: nn.Parameter, whole: torch.Tensor) -> torch.Tensor:
+    def take_tensor_part(self, parameter: nn.Parameter, whole: torch.Tensor) -> torch.Tensor:
         """Returns the part of a whole tensor that this process would have of a parameter; see `whole_tensor`."""
         return whole
 
@@ -413,7 +413,7 @@ class Engine:
         """Gathers one object of each process, in the order of ranks; for small values that are no tensors."""
         return [value]
 
-    def objects_of_replicas(self, value: T) -> list[T]:
+    def gather_replica_objects(self, value: T) -> list[T]:
         """Gathers one object of each replica, in their order."""
         return self.gather_objects(value)
 
@@ -429,7 +429,7 @@ class Engine:
         """Sums a tensor, of the same shape in all processes, over the replicas."""
         return tensor
 
-    def sum_of_tokens(self, tensor: torch.Tensor) -> torch.Tensor:
+    def sum_tokens(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sums a tensor, of the same shape in all processes, over those that have tokens of their own.
 
         These are the replicas, and the processes with a part of the same sequences.
@@ -518,7 +518,7 @@ class Engine:
         return 0
 
     @property
-    def num_parts_of_batch(self) -> int:
+    def num_batch_parts(self) -> int:
         """Number of parts into which this process splits a batch, each with a loss of its own."""
         return 1
 

@@ -66,7 +66,7 @@ class DataParallelEngine(Engine):
         return "DataParallel copies the layers to each GPU"
 
     @property
-    def num_parts_of_batch(self) -> int:
+    def num_batch_parts(self) -> int:
         return self._plan.num_devices if self._copies is not None else 1
 
     def note_mean_losses(self) -> None:

@@ -42,7 +42,7 @@ class DistributedEngine(Engine):
         self._data_parallel_group = collectives.data_parallel_group(self._num_together)
         # Processes with tokens of their own: of the replicas, and of the parts of their sequences.
         self._token_group = self._data_parallel_group
-        if plan.parallel is not None and plan.parallel.num_of_sequence > 1:
+        if plan.parallel is not None and plan.parallel.num_per_sequence > 1:
             self._token_group = collectives.data_parallel_group(plan.parallel.tp)
         self._watchdog: Watchdog | None = None
 
@@ -66,7 +66,7 @@ class DistributedEngine(Engine):
     def gather_objects(self, value: T) -> list[T]:
         return collectives.gather_objects(value)
 
-    def objects_of_replicas(self, value: T) -> list[T]:
+    def gather_replica_objects(self, value: T) -> list[T]:
         return collectives.gather_objects(value, self._data_parallel_group)
 
     def gather_counts(self, count: int) -> list[int]:
@@ -78,7 +78,7 @@ class DistributedEngine(Engine):
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         return collectives.total(tensor.to(self.device), self._data_parallel_group)
 
-    def sum_of_tokens(self, tensor: torch.Tensor) -> torch.Tensor:
+    def sum_tokens(self, tensor: torch.Tensor) -> torch.Tensor:
         return collectives.total(tensor.to(self.device), self._token_group)
 
     def stacked(self, tensor: torch.Tensor) -> torch.Tensor:

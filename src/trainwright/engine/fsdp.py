@@ -61,11 +61,11 @@ class FSDPEngine(ShardedEngine):
 
     def setup_for_evaluation(self, model: nn.Module) -> nn.Module:
         check_wrapped_classes(model, self._plugin)
-        if (sharded := self._sharded_of(model)) is None:
+        if (sharded := self._find_sharded(model)) is None:
             sharded = self._sharded = self._shard(model)
         return sharded
 
-    def _sharded_of(self, model: nn.Module) -> nn.Module | None:
+    def _find_sharded(self, model: nn.Module) -> nn.Module | None:
         is_sharded = self._sharded is not None and self.unwrap(self._sharded) is self.unwrap(model)
         return self._sharded if is_sharded else None
 
@@ -199,7 +199,7 @@ def make_plugin(settings: Mapping[str, Any] | None, *, on_cpu: bool) -> FullySha
 
     if settings is None:
         return FullyShardedDataParallelPlugin()
-    version = fsdp_config.version_of(settings)
+    version = fsdp_config.read_version(settings)
     policy = fsdp_config.wrap_policy(settings)
     if version == 1 and on_cpu:
         raise ArgumentError(
@@ -219,7 +219,7 @@ def make_plugin(settings: Mapping[str, Any] | None, *, on_cpu: bool) -> FullySha
         chosen["transformer_cls_names_to_wrap"] = list(settings["transformer_layer_cls_to_wrap"])
     if version == 2:
         reshards = _flag(settings, "reshard_after_forward", True)
-        chosen["reshard_after_forward"] = fsdp_config.RESHARDS.get(fsdp_config.word_of(settings), reshards)
+        chosen["reshard_after_forward"] = fsdp_config.RESHARDS.get(fsdp_config.read_strategy(settings), reshards)
     else:
         chosen["reshard_after_forward"] = str(settings.get("reshard_after_forward", "full_shard")).upper()
         chosen |= {name: _flag(settings, name, default) for name, default in FLAGS_OF_VERSION_1.items()}

@@ -17,7 +17,7 @@ from torch import nn
 from trainwright._types import Optimizer
 
 
-def of_one_kind(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
+def group_kinds(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
     """Groups tensors that one operation can take together: whole tensors, and the DTensors of each device mesh."""
     kinds: dict[object, list[torch.Tensor]] = {}
     for tensor in tensors:
@@ -36,15 +36,15 @@ def clip_each_kind(parameters: Iterable[nn.Parameter], max_norm: float) -> torch
         The norm before clipping, a scalar on the device; zero if no parameter has a gradient.
     """
     trained = [p for p in parameters if p.grad is not None]
-    whole = norm_of_each_kind(trained)
-    for same in of_one_kind(trained):
+    whole = measure_norm_each_kind(trained)
+    for same in group_kinds(trained):
         torch.nn.utils.clip_grads_with_norm_(same, max_norm, whole)
     return whole
 
 
-def norm_of_each_kind(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
+def measure_norm_each_kind(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
     """Returns the joint 2-norm of all gradients, as `clip_each_kind` does, and leaves them as they are."""
-    kinds = of_one_kind(p.grad for p in parameters if p.grad is not None)
+    kinds = group_kinds(p.grad for p in parameters if p.grad is not None)
     if not kinds:
         return torch.tensor(0.0)
     norms = []
@@ -94,13 +94,13 @@ def step_each_kind(optimizer: Optimizer) -> None:
     Operations on many tensors at once (`fused`, `foreach`) take one kind only. Its `step` is replaced if groups are
     mixed; the groups themselves stay as they are.
     """
-    if all(len(of_one_kind(group["params"])) <= 1 for group in optimizer.param_groups):
+    if all(len(group_kinds(group["params"])) <= 1 for group in optimizer.param_groups):
         return
     step = optimizer.step
 
     def step_by_kind(self: Any, closure: Any = None) -> Any:
         whole = self.param_groups
-        pieces = [[{**g, "params": same} for same in of_one_kind(g["params"])] for g in whole]
+        pieces = [[{**g, "params": same} for same in group_kinds(g["params"])] for g in whole]
         self.param_groups = [piece for of_group in pieces for piece in of_group]
         try:
             return step() if closure is None else step(closure)

@@ -27,7 +27,7 @@ from trainwright.engine.sequence_parts import (
     SequenceParts,
     Share,
     attach,
-    attention_of,
+    read_attention,
     uneven_heads,
 )
 from trainwright.engine.sharded_base import EngineOfParts, reshard
@@ -199,7 +199,7 @@ def make_share(parallel: ParallelPlan) -> Share:
 
     Ranks in a row share layers (`tp`); those of one sequence with the same parts of layers are `tp` apart.
     """
-    size = parallel.num_of_sequence
+    size = parallel.num_per_sequence
     together = parallel.num_together
     rank = dist.get_rank()
     own = None
@@ -243,7 +243,7 @@ def check_model(model: nn.Module, share: Share, *, tp: int = 1) -> None:
 
 def take_masks(core: Any, share: Share) -> None:
     """Replaces the attention of a flash-attention package, which takes lengths and no masks, by torch's."""
-    chosen = attention_of(core)
+    chosen = read_attention(core)
     if "flash" not in chosen:
         return
     try:
@@ -254,7 +254,7 @@ def take_masks(core: Any, share: Share) -> None:
         "%s=%d: the attention is %r instead of %r, because its kernels take no masks. Torch's has flash kernels too.",
         share.setting,
         share.size,
-        attention_of(core),
+        read_attention(core),
         chosen,
     )
 

@@ -13,7 +13,7 @@ from trainwright.engine.base import Engine, MakeOptimizer
 
 def select_engine(plan: EnginePlan) -> Engine:
     """Makes the engine for a plan. Its module is imported here, so no run imports the engine of another backend."""
-    shares_sequences = plan.parallel is not None and plan.parallel.num_of_sequence > 1
+    shares_sequences = plan.parallel is not None and plan.parallel.num_per_sequence > 1
     if plan.deepspeed is not None and shares_sequences:
         from trainwright.engine.long_context_zero import make_long_zero_engine
 

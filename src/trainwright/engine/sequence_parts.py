@@ -82,7 +82,7 @@ class WholeBatch:
         seen = self.seen
         length = self.length if self.filled > self.length else None
 
-        def of_places(row: Any, head: Any, query: Any, key: Any) -> Any:
+        def mask_places(row: Any, head: Any, query: Any, key: Any) -> Any:
             at = queries[query]
             other = keys[key]
             if samples is None:
@@ -94,7 +94,7 @@ class WholeBatch:
                 shown = shown & seen[row, other]
             return shown if length is None else shown & (other < length)
 
-        return of_places
+        return mask_places
 
     def without_fill(self, mask: Any, keys: torch.Tensor) -> Any:
         """Returns a mask in which the tokens that fill rows up count for nothing, not even where all keys are hidden.
@@ -179,7 +179,7 @@ class ContextShare(Share):
     def mask(self, make: Callable[..., Any], base: str, batch: WholeBatch, asked: dict[str, Any]) -> Any:
         if base == "sdpa" and is_plainly_causal(batch, asked):
             return None
-        function = batch.placed(_function_of(asked), batch.own, batch.order)
+        function = batch.placed(_find_function(asked), batch.own, batch.order)
         sizes = {"q_length": len(batch.own), "kv_length": batch.filled, "q_offset": 0, "kv_offset": 0}
         asked = {**asked, **sizes, "mask_function": function, "attention_mask": None, "allow_is_causal_skip": False}
         return batch.without_fill(make(**asked), batch.order)
@@ -255,7 +255,7 @@ class HeadShare(Share):
         if is_plainly_causal(batch, asked):
             return make(**{**asked, **sizes, "attention_mask": None})
         places = torch.arange(batch.filled, device=batch.own.device)
-        function = batch.placed(_function_of(asked), places, places)
+        function = batch.placed(_find_function(asked), places, places)
         asked = {**asked, **sizes, "mask_function": function, "attention_mask": None, "allow_is_causal_skip": False}
         return batch.without_fill(make(**asked), places)
 
@@ -327,11 +327,11 @@ def is_plainly_causal(batch: WholeBatch, asked: Mapping[str, Any]) -> bool:
     """Returns True if a mask hides nothing but later tokens."""
     from transformers.masking_utils import causal_mask_function
 
-    is_causal = _function_of(asked) is causal_mask_function and asked.get("allow_is_causal_skip", True)
+    is_causal = _find_function(asked) is causal_mask_function and asked.get("allow_is_causal_skip", True)
     return bool(is_causal) and batch.seen is None and batch.samples is None
 
 
-def _function_of(asked: Mapping[str, Any]) -> MaskFunction:
+def _find_function(asked: Mapping[str, Any]) -> MaskFunction:
     from transformers.masking_utils import causal_mask_function
 
     function: MaskFunction = asked.get("mask_function", causal_mask_function)
@@ -569,7 +569,7 @@ class SequenceParts:
         coefficient = auxiliary_coefficient(model)
         if balance is None or coefficient == 0.0:
             outputs["loss"] = self._whole_loss(loss)  # type: ignore[index]
-        else:  # every process has that of all tokens: see `balance_of_parts`
+        else:  # every process has that of all tokens: see `balance_over_parts`
             part = coefficient * balance.to(loss.device)
             outputs["loss"] = self._whole_loss(loss - part) + part  # type: ignore[index]
         return outputs
@@ -675,23 +675,23 @@ def attach(model: nn.Module, core: Any) -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-    base = attention_of(core)
+    base = read_attention(core)
     if not base.startswith(PREFIX):
         AttentionInterface.register(PREFIX + base, functools.partial(attention_in_parts, base))
         if base in ALL_MASK_ATTENTION_FUNCTIONS:
             AttentionMaskInterface.register(PREFIX + base, functools.partial(mask_in_parts, base))
         core.set_attn_implementation(PREFIX + base)
-    for names in modules_of(core):
+    for names in find_namespaces(core):
         balance = names.get(BALANCE)
-        if balance is not None and getattr(balance, "func", None) is not balance_of_parts:
-            names[BALANCE] = functools.partial(balance_of_parts, balance)
+        if balance is not None and getattr(balance, "func", None) is not balance_over_parts:
+            names[BALANCE] = functools.partial(balance_over_parts, balance)
     if not getattr(model, "takes_parts_of_sequences", False):
         model.takes_parts_of_sequences = True  # type: ignore[assignment]
         model.register_forward_pre_hook(cut_inputs, with_kwargs=True)
         model.register_forward_hook(join_outputs, with_kwargs=True)
 
 
-def attention_of(core: Any) -> str:
+def read_attention(core: Any) -> str:
     """Returns the name of the attention of a model of transformers."""
     return str(getattr(getattr(core, "config", None), "_attn_implementation", None))
 
@@ -743,7 +743,7 @@ def base_attention(base: str, module: Any) -> Attention:
     """Returns the function that a layer would call by itself; each model of transformers has its own "eager" one."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    for names in modules_of(module):
+    for names in find_namespaces(module):
         interface = names.get("ALL_ATTENTION_FUNCTIONS")
         if interface is not None:
             function: Attention | None = interface.get(base) or names.get("eager_attention_forward")
@@ -752,14 +752,14 @@ def base_attention(base: str, module: Any) -> Attention:
     return ALL_ATTENTION_FUNCTIONS[base]  # type: ignore[no-any-return]
 
 
-def modules_of(instance: object) -> Iterator[dict[str, Any]]:
+def find_namespaces(instance: object) -> Iterator[dict[str, Any]]:
     """Yields the names in each Python module that defines a class of an instance, the innermost class first."""
     for cls in type(instance).__mro__:
         if cls.__module__ in sys.modules:
             yield vars(sys.modules[cls.__module__])
 
 
-def balance_of_parts(function: Callable[..., Any], routes: Any, *args: Any, **options: Any) -> Any:
+def balance_over_parts(function: Callable[..., Any], routes: Any, *args: Any, **options: Any) -> Any:
     """The balance of a mixture of experts, which is no sum over tokens: that of all parts of a batch.
 
     Args:

@@ -29,7 +29,7 @@ from trainwright.engine import sharded_state
 from trainwright.engine.accelerate_setup import make_accelerator
 from trainwright.engine.base import NO_CONTEXT, MakeOptimizer, MakeScheduler
 from trainwright.engine.distributed_base import DistributedEngine
-from trainwright.engine.gradients import clip_each_kind, norm_of_each_kind, step_each_kind
+from trainwright.engine.gradients import clip_each_kind, measure_norm_each_kind, step_each_kind
 from trainwright.errors import ModelError
 from trainwright.support.model_facts import core_model, plain_name, spans_replicas, uncompiled
 
@@ -49,7 +49,7 @@ class ShardedEngine(DistributedEngine):
         self._syncs = True
 
     @abstractmethod
-    def _sharded_of(self, model: nn.Module) -> nn.Module | None:
+    def _find_sharded(self, model: nn.Module) -> nn.Module | None:
         """Returns the module that holds the shards of a model; None: the model is whole."""
 
     def modules_that_wait(self, model: nn.Module) -> list[nn.Module] | None:
@@ -99,7 +99,7 @@ class ShardedEngine(DistributedEngine):
 
     def _measure(self, model: nn.Module) -> torch.Tensor:
         self._clipped = list(self._sharded.parameters())
-        return norm_of_each_kind(self._clipped)
+        return measure_norm_each_kind(self._clipped)
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
@@ -110,22 +110,22 @@ class ShardedEngine(DistributedEngine):
     def whole_tensor(self, parameter: nn.Parameter, part: torch.Tensor) -> torch.Tensor:
         return sharded_state.whole_tensor(parameter, part)
 
-    def part_of_tensor(self, parameter: nn.Parameter, whole: torch.Tensor) -> torch.Tensor:
-        return sharded_state.part_of_tensor(parameter, whole)
+    def take_tensor_part(self, parameter: nn.Parameter, whole: torch.Tensor) -> torch.Tensor:
+        return sharded_state.take_tensor_part(parameter, whole)
 
     def save_parts(self, folder: Path, optimizer: Optimizer | None, *, put: Callable[..., None]) -> None:
         reshard(self._sharded)
         sharded_state.save(folder, self._sharded, optimizer, put=put, group=cpu_group("background"))
 
     def whole_weights(self, model: nn.Module) -> Mapping[str, torch.Tensor] | None:
-        sharded = self._sharded_of(model)
+        sharded = self._find_sharded(model)
         if sharded is None:
             return None
         self._release(sharded)
         return sharded_state.whole_weights(sharded)
 
     def load_weights(self, model: nn.Module, weights: Mapping[str, torch.Tensor]) -> Any:
-        if (sharded := self._sharded_of(model)) is not None:
+        if (sharded := self._find_sharded(model)) is not None:
             self._release(sharded)
         return sharded_state.load_whole_weights(model if sharded is None else sharded, weights)
 
@@ -238,7 +238,7 @@ class TensorParallelEngine(ShardedEngine):
         self._sharded = model
         return model
 
-    def _sharded_of(self, model: nn.Module) -> nn.Module:
+    def _find_sharded(self, model: nn.Module) -> nn.Module:
         return self.unwrap(model)
 
     @property
@@ -413,7 +413,7 @@ def check_sharded_parameters(model: nn.Module, parallel: ParallelPlan) -> None:
         raise ModelError(f"parallelism_config.tp_size={parallel.tp}, and {name} is whole in each process. {cure}")
     beside = [n for n, p in model.named_parameters() if p.requires_grad and not hasattr(p, "device_mesh")]
     num_replicas = parallel.dp_replicate * parallel.dp_shard
-    averages_others = parallel.has_others or parallel.num_of_sequence > 1
+    averages_others = parallel.has_others or parallel.num_per_sequence > 1
     if beside and num_replicas > 1 and not averages_others:
         raise ModelError(
             f"{len(beside)} trainable weights of {name} ({beside[0]}, ...) are not sharded over the {num_replicas} "

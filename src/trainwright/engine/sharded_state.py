@@ -37,7 +37,7 @@ from trainwright._types import Optimizer, StateDict
 from trainwright.distributed.collectives import Group
 from trainwright.errors import CheckpointError
 from trainwright.support.door import read_bytes
-from trainwright.support.tensor_tree import map_nested, tensors_of
+from trainwright.support.tensor_tree import iterate_tensors, map_nested
 
 MODEL = "pytorch_model_fsdp_0"
 OPTIMIZER = "optimizer_0"
@@ -116,7 +116,7 @@ def whole_tensor(outer: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
     return whole
 
 
-def part_of_tensor(outer: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+def take_tensor_part(outer: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
     """Returns the part of a whole tensor that this process has of `outer`."""
     if not isinstance(outer, DTensor):
         return whole
@@ -185,7 +185,7 @@ def load_optimizer(folder: Path, model: nn.Module, optimizer: Optimizer) -> None
     own = get_optimizer_state_dict(model, optimizer)
     state = map_nested(_in_one_piece, own)
     read(folder / OPTIMIZER, under="optimizer", into=state)
-    parts = tensors_of(own)
+    parts = iterate_tensors(own)
     laid_out = map_nested(
         lambda leaf: _laid_out_as(next(parts), leaf) if isinstance(leaf, torch.Tensor) else leaf, state
     )
@@ -227,7 +227,7 @@ def load_whole_optimizer_state(model: nn.Module, optimizer: Optimizer, state: Ma
         "param_groups": [{**g, "params": [by_number[n] for n in g["params"]]} for g in state["param_groups"]],
     }
     # Torch looks for the device in the tensors, and fails if there are none, as with SGD without momentum.
-    has_tensors = any(tensor.ndim > 0 for tensor in tensors_of(named["state"]))
+    has_tensors = any(tensor.ndim > 0 for tensor in iterate_tensors(named["state"]))
     set_optimizer_state_dict(model, optimizer, named, options=StateDictOptions(full_state_dict=has_tensors))
 
 

@@ -38,7 +38,7 @@ class StandInEngine(DistributedEngine):
         finds_unused = finds_unused_parameters(self._plan.ddp, model)
         # Without unused parameters the buckets are made again after the first pass, in the order of the gradients.
         order = trained if finds_unused and not self._plan.ddp.static_graph else trained[::-1]
-        self._buckets = [flat_of(group) for group in in_buckets(order, self._plan.ddp.bucket_cap_mb)]
+        self._buckets = [make_flat(group) for group in in_buckets(order, self._plan.ddp.bucket_cap_mb)]
         self._used = trained[0].new_empty(len(trained), dtype=torch.int32) if trained and finds_unused else None
         buffers = list(model.buffers())
         if buffers and self._plan.ddp.broadcast_buffers is not False and trained:
@@ -61,7 +61,7 @@ class StandInEngine(DistributedEngine):
         """Sends the buffers of the first process, each type together, before the first pass of a window."""
         if self.accelerator.gradient_state.sync_gradients:
             for dtype in {buffer.dtype for buffer in buffers}:
-                dist.broadcast(flat_of([buffer for buffer in buffers if buffer.dtype == dtype]), src=0)
+                dist.broadcast(make_flat([buffer for buffer in buffers if buffer.dtype == dtype]), src=0)
 
 
 def in_buckets(parameters: Iterable[nn.Parameter], cap_mb: int | None) -> Iterator[list[nn.Parameter]]:
@@ -86,6 +86,6 @@ def in_buckets(parameters: Iterable[nn.Parameter], cap_mb: int | None) -> Iterat
     yield from filled.values()
 
 
-def flat_of(tensors: list[torch.Tensor] | list[nn.Parameter]) -> torch.Tensor:
+def make_flat(tensors: list[torch.Tensor] | list[nn.Parameter]) -> torch.Tensor:
     """Returns a flat tensor with room for others of one type."""
     return tensors[0].new_empty(sum(tensor.numel() for tensor in tensors), requires_grad=False)

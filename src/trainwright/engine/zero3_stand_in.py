@@ -38,8 +38,8 @@ from trainwright.engine.zero_stand_ins import (
     ZeroStandIn,
     bytes_in_checkpoint,
     cast_to,
+    count_host_bytes,
     count_nothing,
-    host_bytes_of,
     new_master,
     prepare,
 )
@@ -71,7 +71,7 @@ class ZeroThreeStandIn(DistributedEngine):
     # -- set-up --------------------------------------------------------------------------------------------------------
 
     def _wrap(self, model: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
-        settings = ZeroSettings.of(self._plan, model)
+        settings = ZeroSettings.from_plan(self._plan, model)
         self._settings = settings
         self.input_dtype = cast_to(model, settings.dtype)
         optimizer = make_optimizer(model)
@@ -80,7 +80,7 @@ class ZeroThreeStandIn(DistributedEngine):
         for group in optimizer.param_groups:
             trained = [parameter for parameter in group["params"] if parameter.requires_grad]
             made = [
-                SubGroup(some, group=group, master=self._master_of(some))
+                SubGroup(some, group=group, master=self._make_master(some))
                 for some in in_sub_groups(trained, self._part_size, settings.sub_group)
             ]
             group["params"] = [one.master for one in made]
@@ -91,15 +91,15 @@ class ZeroThreeStandIn(DistributedEngine):
         for some in (trained, frozen):
             if some and self._world_size > 1:
                 self._partitions.append(some[0].new_empty(sum(map(self._part_size, some)), requires_grad=False))
-        self._take_gradients_of(trained)
+        self._take_gradients(trained)
         self._live = LiveParameters(model, settings, self._count_gathered, self._world_size)
         return model, optimizer
 
-    def _master_of(self, parameters: list[nn.Parameter]) -> nn.Parameter:
+    def _make_master(self, parameters: list[nn.Parameter]) -> nn.Parameter:
         size = sum(map(self._part_size, parameters))
         return new_master(parameters[0], size, is_on_host=self._settings.offloads)
 
-    def _take_gradients_of(self, trained: list[nn.Parameter]) -> None:
+    def _take_gradients(self, trained: list[nn.Parameter]) -> None:
         if not trained:
             return
         self._bucket = trained[0].new_empty(self._settings.bucket, requires_grad=False)
@@ -138,7 +138,7 @@ class ZeroThreeStandIn(DistributedEngine):
         if not self._settings.offloads:
             return 0
         gradients = sum(one.numel() * one.element_size() for one in self._gradients.values())
-        return gradients + host_bytes_of(optimizer, [group.master for group in self._groups])
+        return gradients + count_host_bytes(optimizer, [group.master for group in self._groups])
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
@@ -207,7 +207,7 @@ class ZeroThreeStandIn(DistributedEngine):
         self._live.free_all()
         if self._settings.checks_overflow:
             dist.all_reduce(self._waiting_flag(), op=dist.ReduceOp.MAX)
-        norms = [self._norm_of(group) for group in self._groups]
+        norms = [self._measure_norm(group) for group in self._groups]
         groups = self._optimizer.param_groups
         for group in self._groups:
             pieces = [self._gradients[parameter] for parameter in group.parameters]
@@ -228,7 +228,7 @@ class ZeroThreeStandIn(DistributedEngine):
         assert self._bucket is not None
         return self._bucket.new_zeros(1, dtype=torch.uint8)
 
-    def _norm_of(self, group: SubGroup) -> torch.Tensor:
+    def _measure_norm(self, group: SubGroup) -> torch.Tensor:
         """Returns the norm of the gradients of a group, measured in double precision, one after the other."""
         if self._settings.offloads:  # measured in host memory
             assert self._bucket is not None
@@ -264,14 +264,14 @@ class SubGroup:
 
 
 def in_sub_groups(
-    parameters: list[nn.Parameter], size_of: Callable[[nn.Parameter], int], limit: int
+    parameters: list[nn.Parameter], find_size: Callable[[nn.Parameter], int], limit: int
 ) -> Iterator[list[nn.Parameter]]:
     """Yields parameters that are updated together: a sub-group is full when its partition has so many elements."""
     some: list[nn.Parameter] = []
     size = 0
     for parameter in parameters:
         some.append(parameter)
-        size += size_of(parameter)
+        size += find_size(parameter)
         if size >= limit:
             yield some
             some = []

@@ -33,7 +33,7 @@ from trainwright.engine.base import NO_CONTEXT, Count, MakeOptimizer
 from trainwright.engine.distributed_base import DistributedEngine
 from trainwright.engine.precision import DTYPES
 from trainwright.errors import ArgumentError
-from trainwright.support.tensor_tree import tensors_of
+from trainwright.support.tensor_tree import iterate_tensors
 
 BUCKET = 500_000_000  # elements, DeepSpeed's default
 PERSISTENCE = 100_000  # likewise
@@ -63,7 +63,7 @@ class ZeroSettings:
     offloads: bool  # masters, optimizer states and their gradients are in host memory
 
     @classmethod
-    def of(cls, plan: EnginePlan, model: nn.Module) -> ZeroSettings:
+    def from_plan(cls, plan: EnginePlan, model: nn.Module) -> ZeroSettings:
         """Reads the configuration of a plan; ArgumentError for one whose memory is not known."""
         assert plan.deepspeed is not None
         config = deepspeed_config.filled_in(plan.deepspeed.config, model, num_steps=0, num_warmup_steps=0)
@@ -184,7 +184,7 @@ class ZeroStandIn(DistributedEngine):
     # -- set-up --------------------------------------------------------------------------------------------------------
 
     def _wrap(self, model: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
-        self._settings = ZeroSettings.of(self._plan, model)
+        self._settings = ZeroSettings.from_plan(self._plan, model)
         self.input_dtype = cast_to(model, self._settings.dtype)
         optimizer = make_optimizer(model)
         for group in optimizer.param_groups:
@@ -224,7 +224,7 @@ class ZeroStandIn(DistributedEngine):
         if self._settings.accumulates:
             copied += sum(parameter.numel() for flat in self._groups for parameter in flat.in_part)
         copied *= self._groups[0].whole.element_size()
-        return copied + host_bytes_of(optimizer, [flat.master for flat in self._groups])
+        return copied + count_host_bytes(optimizer, [flat.master for flat in self._groups])
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
@@ -359,7 +359,7 @@ class ZeroStandIn(DistributedEngine):
     def clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
         if self._settings.checks_overflow:
             dist.all_reduce(self._groups[0].whole.new_zeros(1, dtype=torch.uint8), op=dist.ReduceOp.MAX)
-        norms = [self._norm_of(number) for number in range(len(self._groups))]
+        norms = [self._measure_norm(number) for number in range(len(self._groups))]
         groups = self._optimizer.param_groups
         for number, flat in enumerate(self._groups):
             if not self._settings.offloads:
@@ -386,7 +386,7 @@ class ZeroStandIn(DistributedEngine):
         if self._settings.max_norm > 0:
             gradient.mul_(1.0)
 
-    def _norm_of(self, number: int) -> torch.Tensor:
+    def _measure_norm(self, number: int) -> torch.Tensor:
         """Returns the norm of the gradients of a group, measured in double precision, one after the other."""
         if self._settings.offloads:  # measured in host memory
             norm = self._groups[number].whole.new_zeros((), dtype=torch.float32)
@@ -458,17 +458,17 @@ def bytes_in_checkpoint(
     weights += sum(one.numel() * one.element_size() for one in model.buffers())
     states = 0
     for (master, size), count in zip(sizes, counts, strict=True):
-        for state in tensors_of([optimizer.state.get(master, {})]):
+        for state in iterate_tensors([optimizer.state.get(master, {})]):
             is_spread = state.numel() == master.numel()
             states += state.element_size() * (size if is_spread else count)
     return weights, states
 
 
-def host_bytes_of(optimizer: Optimizer, masters: list[nn.Parameter]) -> int:
+def count_host_bytes(optimizer: Optimizer, masters: list[nn.Parameter]) -> int:
     """Returns the bytes of masters, their gradients and states in host memory."""
     size = sum(2 * FP32_BYTES * master.numel() for master in masters)
     for master in masters:
-        size += sum(one.numel() * one.element_size() for one in tensors_of([optimizer.state.get(master, {})]))
+        size += sum(one.numel() * one.element_size() for one in iterate_tensors([optimizer.state.get(master, {})]))
     return size
 
 

@@ -29,7 +29,7 @@ from trainwright.support.hooks import EvalHooks, Events
 from trainwright.support.loss_normalization import LossRule
 from trainwright.support.replaced import current
 from trainwright.support.signatures import read_parameters
-from trainwright.support.tensor_tree import nested_numpify, num_samples_of
+from trainwright.support.tensor_tree import count_samples, nested_numpify
 
 logger = logging.getLogger(__name__)
 
@@ -88,11 +88,11 @@ def evaluation_loop(
         prefix,
         num_samples=num_seen if known is None else known,
         found_labels=found_labels,
-        places=_places_of(dataloader),
+        places=_read_places(dataloader),
     )
 
 
-def _places_of(dataloader: object) -> np.ndarray[Any, Any] | None:
+def _read_places(dataloader: object) -> np.ndarray[Any, Any] | None:
     """Returns the indices of the samples in the order of a dataloader that sorts them; None if it does not sort."""
     sampler = getattr(getattr(dataloader, "batch_sampler", None), "sampler", None)
     places = getattr(sampler, "places", None)
@@ -118,7 +118,7 @@ def _collect(
     batches = _with_last(dataloader) if session.plan.streams_metrics else zip(dataloader, repeat(False))
     for inputs, is_last in batches:
         counts = not isinstance(inputs, TailBatch) or inputs.num_samples > 0
-        rows = num_samples_of(inputs)
+        rows = count_samples(inputs)
         if rows is None:  # an object without rows: a whole batch, or the rest of the data
             rows = session.batch_size if known is None else min(session.batch_size, max(known - num_seen, 0))
         num_seen += rows if counts else 0
@@ -228,7 +228,7 @@ class LossAverage:
         return torch.stack(sums)
 
 
-def mean_of(sums: torch.Tensor, *, skip_non_finite: bool) -> float | None:
+def compute_mean(sums: torch.Tensor, *, skip_non_finite: bool) -> float | None:
     """Returns the mean loss of the `sums` of all processes, None without one; `skip_non_finite`: of finite ones."""
     every, only_finite, unweighted = sums
     result = only_finite if skip_non_finite and only_finite[1] > 0 else every
@@ -236,7 +236,7 @@ def mean_of(sums: torch.Tensor, *, skip_non_finite: bool) -> float | None:
     return float(result[0] / result[1]) if result[1] > 0 else None
 
 
-def _mean_of_rows(losses: list[torch.Tensor], *, skip_non_finite: bool) -> float:
+def _average_rows(losses: list[torch.Tensor], *, skip_non_finite: bool) -> float:
     """The original's `eval_loss`: in the type of the losses, added up in numpy's order."""
     values = np.concatenate([nested_numpify(loss) for loss in losses])
     finite = np.isfinite(values)
@@ -328,7 +328,7 @@ class PredictionAccumulator:
             self._metrics = session.compute_metrics(make_prediction(predictions, labels, inputs=inputs, losses=losses))
         mean, recorded = self._exchange()
         if self._rows:
-            mean = _mean_of_rows(self._rows, skip_non_finite=session.plan.skip_non_finite)
+            mean = _average_rows(self._rows, skip_non_finite=session.plan.skip_non_finite)
         named = {} if mean is None else {f"{prefix}_loss": mean}
         metrics = _prefixed(self._metrics, prefix, named)
         more = _prefixed(recorded, prefix, {})
@@ -346,7 +346,7 @@ class PredictionAccumulator:
         recorded.agreed_bytes = int(num_bytes)
         if recorded.agreed_bytes:
             recorded.receive(session.collect(recorded.message()))
-        return mean_of(torch.stack(sums), skip_non_finite=session.plan.skip_non_finite), recorded.take()
+        return compute_mean(torch.stack(sums), skip_non_finite=session.plan.skip_non_finite), recorded.take()
 
 
 def _in_order(value: Nested, places: np.ndarray[Any, Any] | None) -> Nested:
@@ -403,7 +403,7 @@ class StreamingMetric:
         self._metric = metric
         self._takes_arrays = not callable(getattr(metric, "update", None))
         self._feed: Callable[..., object] = metric.add_batch if self._takes_arrays else metric.update
-        self._names = _names_of(self._feed)
+        self._names = _read_names(self._feed)
         if callable(getattr(metric, "reset", None)):
             metric.reset()
         if isinstance(metric, torch.nn.Module) and device is not None:
@@ -439,7 +439,7 @@ class StreamingMetric:
         )
 
 
-def _names_of(feed: Callable[..., object]) -> tuple[str, str] | None:
+def _read_names(feed: Callable[..., object]) -> tuple[str, str] | None:
     """Returns the names of a metric's parameters for predictions and references; None to pass them by position."""
     parameters = read_parameters(feed)
     if parameters is None:

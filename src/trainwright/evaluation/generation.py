@@ -33,7 +33,7 @@ class Task:
     is_joined: bool = False  # whether `for_loss` joins prompts and answers that the batch has separately
 
 
-def task_of(batch: Batch, label_names: Sequence[str]) -> Task:
+def make_task(batch: Batch, label_names: Sequence[str]) -> Task:
     """Makes the task of an encoder-decoder model: its inputs are all entries except labels and derived ones."""
     labels = batch.get("labels")
     decoder_input = batch.get("decoder_input_ids")
@@ -44,11 +44,11 @@ def task_of(batch: Batch, label_names: Sequence[str]) -> Task:
     return Task(inputs=inputs, labels=labels, for_loss=None if labels is None else dict(batch))
 
 
-def prompted_task_of(batch: Batch, label_names: Sequence[str], *, pad_token_id: int) -> Task:
+def make_prompted_task(batch: Batch, label_names: Sequence[str], *, pad_token_id: int) -> Task:
     """Makes the task of a model that continues its prompt, padded on the left; DataError if there is no prompt."""
     ids = batch["input_ids"]
     labels = batch.get("labels")
-    mask = whole = _mask_of(batch, pad_token_id)
+    mask = whole = _make_mask(batch, pad_token_id)
     together = False
     if labels is not None and ids.shape == labels.shape:
         together = bool((labels.eq(ids) | labels.eq(IGNORE_INDEX)).all())  # they are the labels of the input itself
@@ -97,7 +97,7 @@ def new_tokens(generated: Nested, task: Task, *, batch_size: int) -> torch.Tenso
     return rows[:, width:] if torch.equal(rows[:, :width], prompt.repeat_interleave(per_sample, 0)) else rows
 
 
-def _mask_of(batch: Batch, pad_token_id: int) -> torch.Tensor:
+def _make_mask(batch: Batch, pad_token_id: int) -> torch.Tensor:
     ids: torch.Tensor = batch["input_ids"]
     mask: torch.Tensor | None = batch.get("attention_mask")
     if mask is not None and mask.shape == ids.shape:

@@ -18,7 +18,7 @@ from trainwright._types import IGNORE_INDEX, Nested
 from trainwright.errors import DataError
 from trainwright.evaluation.sample_lists import SampleList, decide_lists, is_open, join_parts, map_results
 from trainwright.support.host import available_bytes
-from trainwright.support.tensor_tree import map_nested, nested_detach, nested_numpify, tensors_of
+from trainwright.support.tensor_tree import iterate_tensors, map_nested, nested_detach, nested_numpify
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class NestedCollector:
     def add(self, batch: Nested) -> None:
         """Adds the values of a batch; they are detached."""
         self._waiting.append(nested_detach(batch))
-        on_device = any(leaf.device.type != "cpu" for leaf in tensors_of(batch))
+        on_device = any(leaf.device.type != "cpu" for leaf in iterate_tensors(batch))
         if not on_device or (self._move_every is not None and len(self._waiting) >= self._move_every):
             self._move()
 

@@ -78,7 +78,7 @@ class EvalLoopOutput(EvalLoopFields, Counterpart, original="transformers.trainer
     __slots__ = ()
 
     def _repr_html_(self) -> str:
-        return _html_of(self)
+        return _render_html(self)
 
 
 class PredictionFields(NamedTuple):
@@ -95,7 +95,7 @@ class PredictionOutput(PredictionFields, Counterpart, original="transformers.tra
     __slots__ = ()
 
     def _repr_html_(self) -> str:
-        return _html_of(self)
+        return _render_html(self)
 
 
 class TrainFields(NamedTuple):
@@ -112,10 +112,10 @@ class TrainOutput(TrainFields, Counterpart, original="transformers.trainer_utils
     __slots__ = ()
 
     def _repr_html_(self) -> str:
-        return _html_of(self)
+        return _render_html(self)
 
 
-def _html_of(output: Any) -> str:  # output: a named tuple from above
+def _render_html(output: Any) -> str:  # output: a named tuple from above
     """Returns a result as HTML: numbers as they are, arrays by shape and type, the metrics below."""
     values = {name: _in_short(value) for name, value in output._asdict().items() if name != "metrics"}
     return html_section(type(output).__name__, html_pairs({**values, **metrics_format(output.metrics or {})}))
@@ -176,7 +176,7 @@ def is_for_loss(inputs: Batch, label_names: Sequence[str], *, returns_loss: bool
     return bool(label_names) or (returns_loss if asked is None else bool(asked))
 
 
-def labels_of(inputs: Batch, label_names: Sequence[str]) -> Nested:
+def take_labels(inputs: Batch, label_names: Sequence[str]) -> Nested:
     """Returns the labels of a batch, detached, alone if there is one name. Before the loss, which may pop them."""
     labels = current("nested_detach", nested_detach)(tuple(inputs.get(name) for name in label_names))
     return labels[0] if len(labels) == 1 else labels
@@ -347,7 +347,7 @@ def save_metrics(output_dir: str | Path, split: str, metrics: Mapping[str, objec
         _write_json(path, {**before, **metrics})
 
 
-def record_of(values: Mapping[str, object], named: set[str]) -> dict[str, Any]:  # JSON
+def make_record(values: Mapping[str, object], named: set[str]) -> dict[str, Any]:  # JSON
     """Returns the values that the record of a run can hold; warns about others that are not yet in `named`."""
     dropped: dict[str, str] = {}
     kept = recordable(values, dropped)
@@ -366,7 +366,7 @@ denumpify_detensorize = plain_numbers  # the original's name
 
 
 def _write_json(path: Path, values: Mapping[str, object]) -> None:
-    write_text(path, json.dumps(record_of(values, set()), indent=4, sort_keys=True))
+    write_text(path, json.dumps(make_record(values, set()), indent=4, sort_keys=True))
 
 
 def _readable(name: str, value: Any) -> object:  # any value that a user logs

@@ -51,7 +51,7 @@ Names: TypeAlias = str | Sequence[str] | None
 Logs: TypeAlias = Mapping[str, Any]  # numbers and other values that the user logs
 
 
-def losses_of(log_history: Sequence[Logs]) -> dict[str, list[tuple[int, float]]]:
+def list_losses(log_history: Sequence[Logs]) -> dict[str, list[tuple[int, float]]]:
     """Returns (step, value) of each logged loss; losses of evaluations are listed by the name of their set."""
     found: dict[str, list[tuple[int, float]]] = {}
     for entry in log_history:
@@ -272,20 +272,20 @@ def collect(
     history = evaluations(log_history)
     found = {
         "model_name": Path(output_path(args)).resolve().name,
-        "base_model": base_of(model),
+        "base_model": find_base_model(model),
         "dataset": getattr(getattr(dataset, "info", None), "dataset_name", None),  # a dataset of the package datasets
         "tags": listed(given.get("tags")) + listed(getattr(model, "model_tags", None)),
     }
     chosen = {**found, **{name: value for name, value in given.items() if value is not None and name != "tags"}}
     if chosen["base_model"] is not None and "license" not in chosen:
-        chosen["license"] = license_of(chosen["base_model"], token=args.hub_token)
+        chosen["license"] = find_license(chosen["base_model"], token=args.hub_token)
     last = history[-1] if history else {}
     others = ("step", "epoch", "training loss")
     return CardContent(
         **chosen,
         results={n: v for n, v in last.items() if n not in others and isinstance(v, (int, float))},
         history=history,
-        losses=losses_of(log_history),
+        losses=list_losses(log_history),
         settings=settings(args),
         versions={name: version for name in PACKAGES if (version := installed(name)) is not None},
         findings=[one["text"] for one in read_findings(output_path(args))],
@@ -293,7 +293,7 @@ def collect(
     )
 
 
-def base_of(model: nn.Module) -> str | None:
+def find_base_model(model: nn.Module) -> str | None:
     """Returns the repository that the model was loaded from; None for a local directory."""
     adapters = getattr(model, "peft_config", None)
     config = next(iter(adapters.values())) if isinstance(adapters, Mapping) and adapters else None
@@ -311,7 +311,7 @@ def settings(args: Arguments) -> dict[str, object]:
     return {**values, "precision": "full" if mixed == "no" else f"{mixed} (mixed)", "processes": args.world_size}
 
 
-def license_of(repo: str, *, token: str | None) -> str | None:
+def find_license(repo: str, *, token: str | None) -> str | None:
     """Returns the license that a model's repository names; None if it names none or is unreachable."""
     from huggingface_hub import HfApi
 

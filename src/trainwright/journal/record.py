@@ -35,7 +35,7 @@ import torch
 
 from trainwright._types import JSONObject, counted, has_length, json_value, without_tokens
 from trainwright.config.protocol import Arguments
-from trainwright.distributed.device import DeviceMemory, name_of
+from trainwright.distributed.device import DeviceMemory, find_name
 from trainwright.errors import DataError
 from trainwright.journal.entries import MAX_LINE, Entry, parse_entry
 from trainwright.state.progress import Clock
@@ -235,7 +235,7 @@ def read(path: str | Path, run_id: str | None = None) -> Record:
         run_id = began[-1] if began else None
     if run_id is None or not any(entry["run"] == run_id for entry in entries):
         raise DataError(f"{path} has no run {run_id or 'in it'}; it has {counted(len(entries), 'entry')}.")
-    return of_one_run([entry for entry in entries if entry["run"] == run_id])
+    return make_run_record([entry for entry in entries if entry["run"] == run_id])
 
 
 def read_findings(folder: str | Path) -> list[Entry]:
@@ -258,7 +258,7 @@ def lines(path: Path) -> Iterator[Entry]:
                 yield entry
 
 
-def of_one_run(entries: Iterable[Entry]) -> Record:
+def make_run_record(entries: Iterable[Entry]) -> Record:
     """Makes the record of a run's entries: later ones win, and entries beyond the step of a resume are superseded."""
     kept: list[Entry] = []
     for entry in entries:
@@ -403,7 +403,7 @@ class WarningRecorder(logging.Handler):
 # -- the environment of a run ----------------------------------------------------------------------------------------
 
 
-def facts_of_run(args: Arguments, device: torch.device, data: Mapping[str, object]) -> JSONObject:
+def collect_run_facts(args: Arguments, device: torch.device, data: Mapping[str, object]) -> JSONObject:
     """Returns the first entry of the journal of a run; `data` are the datasets by name.
 
     By host, id and start of the process a reader can tell whether it still runs.
@@ -414,13 +414,13 @@ def facts_of_run(args: Arguments, device: torch.device, data: Mapping[str, objec
         "changed": changed_arguments(args),
         "environment": environment(device),
         "data": {name: data_summary(dataset) for name, dataset in data.items()},
-        "process": {"host": socket.gethostname(), "pid": pid, "began": host.start_of(pid)},
+        "process": {"host": socket.gethostname(), "pid": pid, "began": host.read_start_time(pid)},
     }
 
 
 def environment(device: torch.device) -> JSONObject:
     """Returns versions, commit and hardware."""
-    product = name_of(device)
+    product = find_name(device)
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),

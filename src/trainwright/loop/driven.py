@@ -166,7 +166,7 @@ class DrivenStep:
             )
         with self._ending_the_run():
             self._step.update()
-        return result_of(self._step)
+        return make_result(self._step)
 
     def _refuse(self, message: str) -> NoReturn:
         with self._ending_the_run():
@@ -184,7 +184,7 @@ class DrivenStep:
             ends_run(error)
 
 
-def result_of(step: Step) -> StepResult | None:
+def make_result(step: Step) -> StepResult | None:
     """Returns the result of a finished step; None if its window was dropped."""
     if step.result is None or step.loss is None:
         return None

@@ -180,7 +180,7 @@ class StepFacts:
     @property
     def loss(self) -> torch.Tensor:
         """Loss of the step in this process, a scalar on the device: the sum over its micro-batches."""
-        return self.run.progress.meter.of_this_step()
+        return self.run.progress.meter.sum_step()
 
 
 class SaveEvents:

@@ -70,7 +70,7 @@ def epochs(run: Run, hooks: TrainHooks, *, eval_on_start: bool = False) -> Itera
             break
 
 
-def steps_of_epoch(run: Run, hooks: TrainHooks, epoch: int) -> Iterator[Step]:
+def iterate_steps(run: Run, hooks: TrainHooks, epoch: int) -> Iterator[Step]:
     """Yields the steps of one epoch, or its remaining steps after a resume. The caller trains each step."""
     progress = run.progress
     run.setup.engine.begin_epoch(run.setup.model)
@@ -147,7 +147,7 @@ def epoch_after(run: Run, window: Window, epoch: int) -> float:
     return epoch + 1.0
 
 
-def batches_of(run: Run, hooks: TrainHooks, epoch: int) -> Iterator[Batch]:
+def iterate_batches(run: Run, hooks: TrainHooks, epoch: int) -> Iterator[Batch]:
     """Yields the batches of an epoch. At the position of a resume, saved random states are restored."""
     loader = run.setup.loader
     checkpoint = run.start.checkpoint
@@ -165,7 +165,7 @@ def windows(run: Run, hooks: TrainHooks, epoch: int, skipped: int) -> Iterator[W
     If the samples of the epoch have changed, the rest is recounted and read again.
     """
     loader = run.setup.loader
-    batches = batches_of(run, hooks, epoch)
+    batches = iterate_batches(run, hooks, epoch)
     remaining = run.plan.batches_per_epoch - skipped
     while remaining > 0:
         if loader.is_stale:
@@ -181,7 +181,7 @@ def windows(run: Run, hooks: TrainHooks, epoch: int, skipped: int) -> Iterator[W
             return
         num_read = len(samples)
         remaining -= num_read
-        ids: Sequence[SampleIds] = loader.ids_of(samples)
+        ids: Sequence[SampleIds] = loader.read_ids(samples)
         if run.setup.prepares_windows:
             ids = ()
             samples, num_items = prepared_window(run, hooks, samples)
@@ -197,7 +197,7 @@ def wait_for_data(
     """Returns the micro-batches of the next step. A signal ends the wait and rewinds the loader to the last step."""
     progress = run.progress
     progress.clock.mark(DATA)
-    before = WindowMark.of(run, random_states=run.setup.random_states)
+    before = WindowMark.capture(run, random_states=run.setup.random_states)
     progress.window_start = before
     run.setup.loader.begin_window(before.random_states)
     try:

@@ -17,7 +17,7 @@ import torch
 from trainwright._types import Batch, Nested
 from trainwright.state.progress import Progress
 from trainwright.support.hooks import LoopEngine, RandomStates
-from trainwright.support.tensor_tree import num_samples_of
+from trainwright.support.tensor_tree import count_samples
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class MicroBatchPart(NamedTuple):
 
 def split_batches(batches: list[Batch], num_parts: int) -> list[MicroBatchPart]:
     """Cuts each micro-batch of a window into `num_parts` (or single samples, if it has fewer), with their shares."""
-    sizes = [num_samples_of(batch) or 1 for batch in batches]
+    sizes = [count_samples(batch) or 1 for batch in batches]
     total = sum(sizes)
     if num_parts == 1:
         pairs = zip(batches, sizes, strict=True)
@@ -81,7 +81,7 @@ class SmallerMicroBatches:
 
     def can_cut(self, progress: Progress, error: BaseException, window: list[Batch]) -> bool:
         """Returns True if an error means that memory is full, and a micro-batch has several samples to split."""
-        largest = max(num_samples_of(batch) or 1 for batch in window)
+        largest = max(count_samples(batch) or 1 for batch in window)
         return self._engine.is_out_of_memory(error) and progress.num_parts < largest
 
     def makes_room(self, progress: Progress, event: str, error: RuntimeError) -> bool:
@@ -103,7 +103,7 @@ class SmallerMicroBatches:
 
     def batch_size(self, progress: Progress, window: list[Batch]) -> int:
         """Returns the samples of a micro-batch as it is now cut."""
-        return math.ceil(max(num_samples_of(batch) or 1 for batch in window) / progress.num_parts)
+        return math.ceil(max(count_samples(batch) or 1 for batch in window) / progress.num_parts)
 
     def cut(self, progress: Progress) -> None:
         """Cuts micro-batches into twice as many parts from now on, after their window was rewound."""

@@ -95,7 +95,7 @@ class Step:
         progress = run.progress
         self.is_whole = False
         if setup.smaller_batches is not None:
-            self._before = WindowMark.of(run, random_states=setup.smaller_batches.random_states)
+            self._before = WindowMark.capture(run, random_states=setup.smaller_batches.random_states)
         if progress.num_parts == 1 and setup.rule.aux_coefficient == 0.0:
             parts = [MicroBatchPart(batch, number=number) for number, batch in enumerate(self._window.batches)]
         else:
@@ -142,7 +142,7 @@ class Step:
         run = self._run
         progress = run.progress
         if self.keeps_loss:
-            self.loss = progress.meter.of_this_step()
+            self.loss = progress.meter.sum_step()
         if self._window.is_tail and self.is_whole:
             run.setup.events.fire("on_substep_end", progress)
             progress.batches_in_epoch += self._window.num_read

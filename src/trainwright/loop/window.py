@@ -29,7 +29,7 @@ class WindowMark:
     random_states: Any = None  # Any: each generator has its own type; None: a rewind does not restore them
 
     @classmethod
-    def of(cls, run: Run, *, random_states: RandomStates | None) -> WindowMark:
+    def capture(cls, run: Run, *, random_states: RandomStates | None) -> WindowMark:
         """Records the state of a run; `random_states` captures the process's states, None skips them."""
         progress = run.progress
         state = progress.state

@@ -85,7 +85,7 @@ def _groups(
 ) -> list[Group]:
     if given is None:
         groups = parameter_groups.decay_groups(model, decay_names, args.weight_decay)
-    elif depends_on_the_model(spec_of(args)[1]):  # made by the name
+    elif depends_on_the_model(find_optimizer_spec(args)[1]):  # made by the name
         groups = parameter_groups.with_decay(given, model, decay_names, args.weight_decay)
     else:  # a user's own, which say everything themselves
         groups = list(given)
@@ -131,7 +131,7 @@ def _say_nothing_is_clipped(args: Arguments) -> None:
         logger.info(
             "max_grad_norm=%s has no effect with optim=%r: gradients are used and freed during the backward pass.",
             args.max_grad_norm,
-            spec_of(args)[0],
+            find_optimizer_spec(args)[0],
         )
 
 
@@ -143,14 +143,14 @@ def optimizer_class_and_kwargs(args: Arguments, model: nn.Module | None = None) 
 
     Groups of its own are among them as "params"; "optimizer_dict" (layer-wise) and "model" (LOMO) replace groups.
     """
-    name, spec = spec_of(args)
+    name, spec = find_optimizer_spec(args)
     problems = [message for limit in spec.limits if (message := limit(name, args))]
     if not problems and resolve.plain_tensors in spec.limits and model is not None and has_matrices_in_parts(model):
         problems = [resolve.mixes_tensors(name, "a model that was loaded in parts", "load the model whole")]
     if problems:
         raise ArgumentError("\n".join(problems))
     given = current("_parse_optim_args", parse_optim_args)(args.optim_args)
-    warn_of_unknown_names(name, given, {**spec.options, **spec.projects})
+    warn_unknown_names(name, given, {**spec.options, **spec.projects})
     cls = load_class(name, spec)
     kwargs = {"lr": args.learning_rate, **_from_args(spec, args), **read(name, given, spec.options), **spec.fixed}
     if "beta3" in kwargs:  # AdEMAMix takes its three in one
@@ -176,10 +176,10 @@ def has_matrices_in_parts(model: nn.Module) -> bool:
 
 def steps_in_backward(args: Arguments) -> bool:
     """Returns True if the optimizer that `args.optim` names updates weights while gradients are computed."""
-    return one_process in spec_of(args)[1].limits
+    return one_process in find_optimizer_spec(args)[1].limits
 
 
-def spec_of(args: Arguments) -> tuple[str, OptimizerSpec]:
+def find_optimizer_spec(args: Arguments) -> tuple[str, OptimizerSpec]:
     """Returns the name in `args.optim` and its row of the table."""
     name = str(getattr(args.optim, "value", args.optim))
     if name not in OPTIMIZERS:
@@ -195,7 +195,7 @@ def depends_on_the_model(spec: OptimizerSpec) -> bool:
 def _projected(
     cls: OptimizerClass, kwargs: Kwargs, model: nn.Module, args: Arguments, settings: Kwargs
 ) -> tuple[OptimizerClass, Kwargs]:
-    name, spec = spec_of(args)
+    name, spec = find_optimizer_spec(args)
     chosen = parameter_groups.target_parameters(model, args.optim_target_modules, optimizer=name)
     groups = parameter_groups.projected_groups(model, chosen, settings)
     if not spec.layerwise:
@@ -262,7 +262,7 @@ def parse_optim_args(text: str | None) -> dict[str, str]:
     return values
 
 
-def warn_of_unknown_names(optimizer: str, given: Mapping[str, str], known: Options) -> None:
+def warn_unknown_names(optimizer: str, given: Mapping[str, str], known: Options) -> None:
     """Warns of names that the optimizer does not take; transformers ignores them without a word."""
     takes = ", ".join(sorted(known)) or "no options"
     for name in (name for name in given if name not in known):

@@ -81,9 +81,9 @@ class MatrixMuon(Optimizer):
                 loss = closure()
         shared_out: dict[tuple[DeviceMesh, int], list[Update]] = {}
         for update in self._updates():
-            place = update.place_of_cut()
+            place = update.find_cut()
             if update.is_local:
-                update.apply(update.direction_of(update.part) if update.part.numel() else update.part)
+                update.apply(update.compute_direction(update.part) if update.part.numel() else update.part)
             elif place is None:
                 update.apply_gathered()
             else:
@@ -135,7 +135,7 @@ class Update:
         """True if this process has all of each matrix that it has a part of."""
         return all(self.parameter.ndim == 3 and placement.dim == 0 for _, placement in self._cuts())
 
-    def place_of_cut(self) -> tuple[DeviceMesh, int] | None:
+    def find_cut(self) -> tuple[DeviceMesh, int] | None:
         """Returns the mesh and its dimension over which a matrix is cut; None if it is cut in other ways."""
         cuts = self._cuts()
         if len(cuts) != 1 or self.parameter.ndim != 2 or hasattr(cuts[0][1], "split_factor"):
@@ -145,10 +145,10 @@ class Update:
 
     @property
     def cut_dim(self) -> int:
-        """The dimension in which a matrix of `place_of_cut` is cut."""
+        """The dimension in which a matrix of `find_cut` is cut."""
         return int(self._cuts()[0][1].dim)
 
-    def direction_of(self, whole: torch.Tensor) -> torch.Tensor:
+    def compute_direction(self, whole: torch.Tensor) -> torch.Tensor:
         """Returns the orthogonalised momentum of a whole matrix or stack, in bfloat16."""
         steps = self.group["ns_steps"]
         sections: Sections | None = self.group.get(SECTIONS)
@@ -166,7 +166,7 @@ class Update:
             cuts = self._cuts()
             if cuts and cuts[0][1].dim == self.group[SECTIONS][0]:
                 mesh = self.parameter.device_mesh  # type: ignore[attr-defined]
-                widths = widths_of(len(rates), mesh.size(cuts[0][0]))
+                widths = split_width(len(rates), mesh.size(cuts[0][0]))
                 rates = cut(rates, widths)[mesh.get_local_rank(cuts[0][0])]
         self._move(own, direction.to(own.device), rates)
 
@@ -180,7 +180,7 @@ class Update:
             part, mesh, parameter.placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
         ).full_tensor()
         step = torch.zeros_like(whole)
-        self._move(step, self.direction_of(whole), self._rates(), decay=False)
+        self._move(step, self.compute_direction(whole), self._rates(), decay=False)
         alike = DTensor.from_local(step, mesh, [Replicate()] * mesh.ndim, run_check=False)
         own = local_part(parameter)
         own.mul_(1 - self.group["lr"] * self.group["weight_decay"])
@@ -219,7 +219,7 @@ def exchanged(updates: Sequence[Update], mesh: DeviceMesh, mesh_dim: int) -> lis
     group = mesh.get_group(mesh_dim)
     num_ranks = mesh.size(mesh_dim)
     rank = mesh.get_local_rank(mesh_dim)
-    owners = owners_of([matrix.parameter.shape for matrix in updates], num_ranks)
+    owners = assign_owners([matrix.parameter.shape for matrix in updates], num_ranks)
     owned = [[i for i, owner in enumerate(owners) if owner == other] for other in range(num_ranks)]
     shapes = [part_shapes(one.parameter.shape, one.cut_dim, num_ranks) for one in updates]  # [matrix][rank]
     parts = [one.part.to(mesh.device_type, torch.bfloat16).flatten() for one in updates]
@@ -236,7 +236,7 @@ def exchanged(updates: Sequence[Update], mesh: DeviceMesh, mesh_dim: int) -> lis
     back: list[list[torch.Tensor]] = [[parts[0][:0]] for _ in range(num_ranks)]
     for number, i in enumerate(mine):
         dim = updates[i].cut_dim
-        direction = updates[i].direction_of(torch.cat([of_rank[number] for of_rank in pieces], dim=dim))
+        direction = updates[i].compute_direction(torch.cat([of_rank[number] for of_rank in pieces], dim=dim))
         for other, piece in enumerate(cut(direction, [shape[dim] for shape in shapes[i]], dim)):
             back[other].append(piece.flatten())
 
@@ -249,7 +249,7 @@ def exchanged(updates: Sequence[Update], mesh: DeviceMesh, mesh_dim: int) -> lis
     return [found[i] for i in range(len(updates))]
 
 
-def owners_of(shapes: Sequence[Sequence[int]], num_ranks: int) -> list[int]:
+def assign_owners(shapes: Sequence[Sequence[int]], num_ranks: int) -> list[int]:
     """Returns the owner of each matrix: the largest first, each to the process with the least work so far."""
     # An iteration multiplies matrices of the shorter side, three times.
     costs = [math.prod(shape) * min(shape) for shape in shapes]
@@ -261,7 +261,7 @@ def owners_of(shapes: Sequence[Sequence[int]], num_ranks: int) -> list[int]:
     return owners
 
 
-def widths_of(length: int, num_ranks: int) -> list[int]:
+def split_width(length: int, num_ranks: int) -> list[int]:
     """Returns how many rows each process has of a dimension that torch cuts: as `torch.chunk`, with 0 for the rest."""
     width = -(-length // num_ranks)
     return [min(width, max(0, length - width * rank)) for rank in range(num_ranks)]
@@ -269,7 +269,7 @@ def widths_of(length: int, num_ranks: int) -> list[int]:
 
 def part_shapes(shape: Sequence[int], dim: int, num_ranks: int) -> list[list[int]]:
     """Returns the shape of each process's part of a matrix that is cut in a dimension."""
-    return [[*shape[:dim], width, *shape[dim + 1 :]] for width in widths_of(shape[dim], num_ranks)]
+    return [[*shape[:dim], width, *shape[dim + 1 :]] for width in split_width(shape[dim], num_ranks)]
 
 
 def all_to_all(sent: Sequence[torch.Tensor], sizes: Sequence[int], group: dist.ProcessGroup) -> list[torch.Tensor]:

@@ -56,7 +56,7 @@ def flag(text: str) -> bool:
     return text.lower() in TRUE
 
 
-def one_of(*words: str) -> Callable[[str], str]:
+def choose_word(*words: str) -> Callable[[str], str]:
     """Returns a converter that takes only these words."""
 
     def convert(text: str) -> str:
@@ -174,10 +174,10 @@ RMSPROP = _options(number, "momentum", "alpha", "eps", "weight_decay") | _option
 ADEMAMIX = _options(number, "beta1", "beta2", "eps", beta3=0.9999, alpha=5.0) | _options(whole, "t_alpha", "t_beta3")
 PROJECTION = _options(whole, rank=128, update_proj_gap=200)
 SIDES = ("std", "reverse_std", "right", "left")
-GALORE_GROUP = PROJECTION | _options(number, scale=0.25) | _options(one_of(*SIDES, "full"), proj_type="std")
-APOLLO_GROUP = PROJECTION | _options(number, scale=1.0) | _options(one_of(*SIDES), proj_type="std")
-APOLLO_GROUP |= _options(one_of("random", "svd"), proj="random")
-APOLLO_GROUP |= _options(one_of("channel", "tensor"), scale_type="channel")
+GALORE_GROUP = PROJECTION | _options(number, scale=0.25) | _options(choose_word(*SIDES, "full"), proj_type="std")
+APOLLO_GROUP = PROJECTION | _options(number, scale=1.0) | _options(choose_word(*SIDES), proj_type="std")
+APOLLO_GROUP |= _options(choose_word("random", "svd"), proj="random")
+APOLLO_GROUP |= _options(choose_word("channel", "tensor"), scale_type="channel")
 SCHEDULE_FREE_OPTIONS = _options(number, weight_lr_power=2.0, r=0.0)
 EXTERNAL_RATE = {"scale_parameter": False, "relative_step": False}
 
@@ -239,15 +239,15 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
         options=_options(number, momentum=0.95)
         | _options(flag, nesterov=True, split_qkv=False)
         | _options(whole, ns_steps=5)
-        | _options(one_of("original", "match_rms_adamw"), adjust_lr_fn="match_rms_adamw"),
+        | _options(choose_word("original", "match_rms_adamw"), adjust_lr_fn="match_rms_adamw"),
         limits=(resolve.whole_matrices,),
     ),
     "adamw_bf16": OptimizerSpec(
         path="trainwright.optim.adamw_bf16:AdamWBF16",
         adam="always",
         seeded=True,
-        options=_options(one_of("kahan", "stochastic"), rounding="kahan")
-        | _options(one_of("bfloat16", "float32"), moments="bfloat16"),
+        options=_options(choose_word("kahan", "stochastic"), rounding="kahan")
+        | _options(choose_word("bfloat16", "float32"), moments="bfloat16"),
     ),
     # bitsandbytes
     **dict.fromkeys(("adamw_bnb_8bit", "adamw_8bit"), _bnb("AdamW", bits=8, paged=False, adam="always")),

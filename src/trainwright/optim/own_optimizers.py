@@ -178,7 +178,7 @@ def muon_groups(model: nn.Module, *, split_qkv: bool = False) -> list[Group]:
             f"optim='muon' is for the matrices inside of a network, and {type(model).__name__} has none to train "
             "besides embeddings and its output layer. Use optim='adamw_torch'."
         )
-    cut = {name: found for name, found in sections_of(model).items() if name in hidden} if split_qkv else {}
+    cut = {name: found for name, found in find_sections(model).items() if name in hidden} if split_qkv else {}
     groups: list[Group] = []
     for found in [None, *{str(one): one for one in cut.values()}.values()]:
         own = [p for name, p in named.items() if name in hidden and cut.get(name) == found]
@@ -205,7 +205,7 @@ def hidden_matrices(model: nn.Module) -> set[str]:
     return {name for name, p in model.named_parameters() if id(p) not in outer and (p.ndim == 2 or id(p) in stacks)}
 
 
-def sections_of(model: nn.Module) -> dict[str, Sections]:
+def find_sections(model: nn.Module) -> dict[str, Sections]:
     """Returns, by name, the sections of query, key and value in the matrices that compute them together.
 
     It finds layers by the names in `QKV`; their outputs are all queries, then all keys, then all values. Layers in
@@ -221,13 +221,13 @@ def sections_of(model: nn.Module) -> dict[str, Sections]:
             continue
         owner = model.get_submodule(path.rpartition(".")[0])
         config = getattr(owner, "config", None) or getattr(model, "config", None)
-        widths = _widths_of_qkv(config, weight.shape[axis])
+        widths = _find_qkv_widths(config, weight.shape[axis])
         if widths is not None:
             found[f"{path}.weight"] = (axis, widths)
     return found
 
 
-def _widths_of_qkv(config: Any, length: int) -> list[int] | None:
+def _find_qkv_widths(config: Any, length: int) -> list[int] | None:
     """Returns the widths of query, key and value by the configuration, else thirds; None if the length is no sum."""
     heads = getattr(config, "num_attention_heads", None)
     hidden = getattr(config, "hidden_size", None)

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from trainwright.config.coerce import parse_factor
-from trainwright.config.fields import value_of
+from trainwright.config.fields import get_value
 from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError
 from trainwright.support.model_facts import embedding_ids
@@ -187,8 +187,8 @@ def projected_groups(model: nn.Module, chosen: set[str], settings: Group) -> lis
 
 def sets_own_rates(args: Arguments) -> bool:
     """Returns True if `args` set a rate for single parameters; arguments of transformers lack both fields."""
-    decay = value_of(args, "layerwise_lr_decay")
-    return bool(value_of(args, "lr_groups")) or decay not in (None, 1, 1.0)
+    decay = get_value(args, "layerwise_lr_decay")
+    return bool(get_value(args, "lr_groups")) or decay not in (None, 1, 1.0)
 
 
 def own_rates(model: nn.Module, args: Arguments) -> dict[str, float]:
@@ -198,11 +198,11 @@ def own_rates(model: nn.Module, args: Arguments) -> dict[str, float]:
     regular expressions, searched in the parameter's name, to a rate (a number) or a factor (text such as "0.1x") of the
     rate that the parameter would have otherwise. The first pattern that fits decides.
     """
-    decay = value_of(args, "layerwise_lr_decay")
+    decay = get_value(args, "layerwise_lr_decay")
     factors = {} if decay is None else layer_factors(model, decay)
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
     rates = {name: args.learning_rate * factors.get(name, 1.0) for name in trained}
-    return _with_patterns(rates, value_of(args, "lr_groups") or {}, model)
+    return _with_patterns(rates, get_value(args, "lr_groups") or {}, model)
 
 
 def layer_factors(model: nn.Module, decay: float) -> dict[str, float]:

@@ -302,7 +302,7 @@ class RequestedSettings:
     schedule: dict[str, object]
 
 
-def settings_of(optimizer: Optimizer, scheduler: LRScheduler) -> RequestedSettings:
+def collect_settings(optimizer: Optimizer, scheduler: LRScheduler) -> RequestedSettings:
     """Copies the settings that follow from the arguments, before a checkpoint's states are loaded over them."""
     groups = [{k: v for k, v in group.items() if k != "params"} for group in getattr(optimizer, "param_groups", ())]
     return RequestedSettings(groups, {k: v for k, v in vars(_plain(scheduler)).items() if k in (*OF_PLATEAUS, *BASES)})

@@ -26,7 +26,7 @@ from trainwright.errors import ArgumentError, ProcessFailedError
 from trainwright.preflight.trainer_copy import AnyTrainer
 from trainwright.run.frozen import write_frozen
 from trainwright.run.internals import Internals
-from trainwright.run.pickling import state_of
+from trainwright.run.pickling import make_state
 from trainwright.support.deadline import end_group, run_command
 from trainwright.support.door import parse_json
 
@@ -181,7 +181,7 @@ def _installer(*command: str) -> subprocess.CompletedProcess[str]:
 def _freeze(trainer: AnyTrainer, path: Path) -> None:
     """Writes the trainer without trackers, callbacks and extensions of the user."""
     copied = Internals(trainer).copied_for_evaluation(checkpoint_items={}, model_wrapped=trainer.model)
-    state = state_of(copied) | {"callbacks": [], "control": None}
+    state = make_state(copied) | {"callbacks": [], "control": None}
     values = {"class": type(trainer), "trainer": state, "threads": torch.get_num_threads()}
     write_frozen(values, path, asked_by="check(against=...)", instead="compare the runs by record_values")
 

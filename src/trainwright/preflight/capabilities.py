@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from trainwright.capability import Capability, Extension, Moment, Others, RunContext
-from trainwright.config.fields import value_of
+from trainwright.config.fields import get_value
 
 if TYPE_CHECKING:
     from trainwright.capabilities.recorded_values.value_comparison import ValuesReport
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def make_first_look(context: RunContext, others: Others) -> Extension | None:
     """Returns the first look at a batch and a step."""
-    if not value_of(context.args, "preflight"):
+    if not get_value(context.args, "preflight"):
         return None
     from trainwright.preflight.check_up import FirstLook
 
@@ -27,7 +27,7 @@ def make_first_look(context: RunContext, others: Others) -> Extension | None:
 
 def make_speed(context: RunContext, others: Others) -> Extension | None:
     """Returns the measured settings of a run with `speed`."""
-    if value_of(context.args, "speed") is None:
+    if get_value(context.args, "speed") is None:
         return None
     from trainwright.preflight.speed import SpeedLevers
 

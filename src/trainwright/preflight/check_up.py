@@ -44,7 +44,7 @@ from trainwright.preflight.check_registry import (
     make_sections,
 )
 from trainwright.preflight.row_facts import taken_entries, with_rows
-from trainwright.preflight.trainer_copy import AnyTrainer, copy_of, left_as_it_was, losses_of_window
+from trainwright.preflight.trainer_copy import AnyTrainer, compute_window_losses, left_as_it_was, make_copy
 from trainwright.run import build, train
 from trainwright.run.internals import Internals
 from trainwright.support.hooks import is_overridden
@@ -156,9 +156,9 @@ def find_what_fits(trainer: AnyTrainer) -> str:
 
     Nothing is computed: the plan goes through the step with stand-ins. It is made where no step may be taken any more.
     """
-    from trainwright.preflight.memory.planner import memory_of, plan_memory
+    from trainwright.preflight.memory.planner import plan_memory, read_memory
 
-    limit = memory_of(Internals(trainer).engine.device)
+    limit = read_memory(Internals(trainer).engine.device)
     plan = plan_memory(trainer, limit, measures=False)
     need = (
         f"By the memory plan a step needs {size_text(plan.peak.total_bytes)} of the {size_text(limit)} that there are"
@@ -259,7 +259,7 @@ def full_check(
             "check(processes=64, ...)."
         )
     with left_as_it_was(trainer.model):
-        copied = copy_of(trainer)
+        copied = make_copy(trainer)
         facts = _known(trainer, copied)
         try:
             facts = replace(facts, batches=_batches(copied))
@@ -309,7 +309,7 @@ def _known(trainer: AnyTrainer, copied: AnyTrainer) -> CheckFacts:
         from trainwright.run import dry_run
 
         train.check_evaluation(copied)
-        return dry_run.names_of_metrics(copied)
+        return dry_run.find_metric_names(copied)
 
     return replace(facts, columns=names, taken=taken, rehearse=None if copied.eval_dataset is None else rehearse)
 
@@ -359,5 +359,5 @@ def _timed_step(copied: AnyTrainer, batches: Any) -> tuple[float, float]:
     start = time.perf_counter()
     copied.model.train()
     with unchanged_random_states():
-        losses = losses_of_window(copied, batches)
+        losses = compute_window_losses(copied, batches)
     return float(sum(losses)), time.perf_counter() - start

@@ -17,10 +17,10 @@ from trainwright.preflight.check_registry import CheckFacts, check
 from trainwright.preflight.row_checks import (
     CLASSIFIERS,
     classes_cure,
+    count_positions,
     fails_beyond_classes,
-    gets_batches_of_collator,
+    gets_collator_batches,
     num_classes,
-    positions_of,
     reads_only_text,
     too_long,
 )
@@ -73,7 +73,7 @@ def inputs(facts: CheckFacts) -> Iterator[Finding]:
             f"The first batch has no token ids: {what}, and {type(facts.model).__name__} takes input_ids.",
             "Tokenize the texts before: dataset.map(lambda row: tokenizer(row['text'], truncation=True)), or in the "
             "data_collator.",
-            ends_run=gets_batches_of_collator(facts),
+            ends_run=gets_collator_batches(facts),
         )
 
 
@@ -92,7 +92,7 @@ def labels(facts: CheckFacts) -> Iterator[Finding]:
         yield error(
             f"No label in the first batch ({some(batch, 8)}); the model's are called {', '.join(facts.label_names)}.",
             f"{model_facts.label_cure(facts.model)} If the labels have another name, set label_names.",
-            ends_run=gets_batches_of_collator(facts) and not any(name in batch for name in of_model),
+            ends_run=gets_collator_batches(facts) and not any(name in batch for name in of_model),
         )
 
 
@@ -102,7 +102,7 @@ def label_types(facts: CheckFacts) -> Iterator[Finding]:
     config = getattr(core, "config", None)
     number = getattr(config, "num_labels", 1) if type(core).__name__.endswith(CLASSIFIERS) else 1
     # A forward pass with floats makes a problem of several labels of a model that has none yet; that fails too.
-    if number == 1 or getattr(config, "problem_type", None) == "regression" or not gets_batches_of_collator(facts):
+    if number == 1 or getattr(config, "problem_type", None) == "regression" or not gets_collator_batches(facts):
         return
     for batch in facts.batches or ():
         labels = batch.get("labels")
@@ -192,7 +192,7 @@ def padding(facts: CheckFacts) -> Iterator[Finding]:
 )
 def truncation(facts: CheckFacts) -> Iterator[Finding]:
     lengths = [length for batch in facts.batches or () for length in _row_lengths(batch)]
-    positions = positions_of(facts.model)
+    positions = count_positions(facts.model)
     if not lengths or "long_rows" in facts.found_by:
         return
     if positions is not None and max(lengths) > positions:
@@ -251,7 +251,7 @@ def vocabulary(facts: CheckFacts) -> Iterator[Finding]:
             yield error(
                 f"{name} holds {wrong}, but the model has embeddings for 0 to {rows - 1}.",  # type: ignore[operator]
                 "Use the tokenizer that belongs to the model, or model.resize_token_embeddings(len(tokenizer)).",
-                ends_run=gets_batches_of_collator(facts) and reads_only_text(facts.model),
+                ends_run=gets_collator_batches(facts) and reads_only_text(facts.model),
             )
     if is_said and not type(model_facts.core_model(facts.model)).__name__.endswith(CLASSIFIERS):
         return  # labels of a language model are the same tokens
@@ -348,7 +348,7 @@ def loss_near_chance(facts: CheckFacts) -> Iterator[Finding]:
             "Check whether labels and inputs match (shifted twice? another tokenizer?), and how the head "
             "is initialised.",
         )
-    spread = _variance_of_labels(facts)
+    spread = _compute_label_variance(facts)
     if spread and loss > FAR_FROM_THE_MEAN * spread:
         yield warning(
             f"The first loss is {loss:.3g}; always answering the mean of the labels gives {spread:.3g}.",
@@ -356,7 +356,7 @@ def loss_near_chance(facts: CheckFacts) -> Iterator[Finding]:
         )
 
 
-def _variance_of_labels(facts: CheckFacts) -> float | None:
+def _compute_label_variance(facts: CheckFacts) -> float | None:
     """Returns the squared error of always predicting the mean, for regressions by models of transformers."""
     config = getattr(model_facts.core_model(facts.model), "config", None)
     labels = facts.batches[0].get("labels") if facts.batches else None

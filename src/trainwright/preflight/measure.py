@@ -23,18 +23,18 @@ from torch.utils.data import DataLoader, IterableDataset
 from trainwright._types import Batch, DataLoaderLike, Item, JSONObject, counted, has_length
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config import resolve
-from trainwright.config.fields import value_of
+from trainwright.config.fields import get_value
 from trainwright.data.balanced_batches import BatchRebalanceSampler
 from trainwright.data.columns import is_columnar
 from trainwright.data.length_sampler import fetch_items
 from trainwright.data.order import ShuffledOrder
 from trainwright.data.prepared_dataloader import inner_dataloader
-from trainwright.distributed.device import has_compiler, kind_of, runs_flash_attention, synchronize
+from trainwright.distributed.device import get_kind, has_compiler, runs_flash_attention, synchronize
 from trainwright.errors import ModelError
 from trainwright.preflight import padding, remembered
 from trainwright.preflight.prove import allowed_gap, gap, no_dropout
 from trainwright.preflight.remembered import Measured
-from trainwright.preflight.trainer_copy import AnyTrainer, copy_of, losses_of_window
+from trainwright.preflight.trainer_copy import AnyTrainer, compute_window_losses, make_copy
 from trainwright.run import build
 from trainwright.run.dry_run import first_batches
 from trainwright.run.input_pipeline import length_input
@@ -44,8 +44,8 @@ from trainwright.support.hooks import is_overridden
 from trainwright.support.loss_kernels import choose as choose_kernel
 from trainwright.support.loss_kernels import without_logits
 from trainwright.support.model_facts import core_model, is_causal_lm
-from trainwright.support.patches import attention_of, repeated_blocks, with_attention
-from trainwright.support.tensor_tree import tensors_of
+from trainwright.support.patches import read_attention, repeated_blocks, with_attention
+from trainwright.support.tensor_tree import iterate_tensors
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -137,7 +137,7 @@ class TooShort(ModelError):
     """The run does not pay for a measurement."""
 
     @classmethod
-    def of(cls, num_steps: int | None) -> TooShort:
+    def for_steps(cls, num_steps: int | None) -> TooShort:
         """Returns the error for a run of `num_steps` steps; None if the number is unknown."""
         steps = "of unknown length" if num_steps is None else f"of {counted(num_steps, 'step')}"
         return cls(f"a run {steps} is too short to gain by it; measuring may take {SHARE:.0%} of a run")
@@ -172,12 +172,12 @@ def _read(loader: DataLoaderLike, number: int) -> tuple[list[Batch], float, set[
             marks.append(now())
             batches.append(batch)
     steps = [after - before for before, after in pairwise(marks)]
-    return batches[:number], statistics.median(steps) if steps else 0.0, shapes_of(batches)
+    return batches[:number], statistics.median(steps) if steps else 0.0, find_shapes(batches)
 
 
-def shapes_of(batches: Sequence[Batch]) -> set[Shapes]:
+def find_shapes(batches: Sequence[Batch]) -> set[Shapes]:
     """Returns the shapes that batches have, each once."""
-    return {tuple(tensor.shape for tensor in tensors_of(batch)) for batch in batches}
+    return {tuple(tensor.shape for tensor in iterate_tensors(batch)) for batch in batches}
 
 
 class Measurement:
@@ -191,7 +191,7 @@ class Measurement:
         loader = copied.get_train_dataloader()
         plan = build.step_plan(copied.args, copied.set_initial_training_values(copied.args, loader))
         if plan.has_open_end or plan.max_steps < MIN_STEPS_KNOWN:
-            raise TooShort.of(None if plan.has_open_end else plan.max_steps)
+            raise TooShort.for_steps(None if plan.has_open_end else plan.max_steps)
         self._num_steps = plan.max_steps
         self._micro_batches = resolve.micro_batches(copied.args)
         self._num_processes = Internals(trainer).engine.num_replicas
@@ -200,13 +200,13 @@ class Measurement:
         self._length_of = length_input(trainer.processing_class) or "input_ids"
         self._item_s = 0.0  # seconds in which the length of one sample is read
         self._lengths = self._sampled_lengths()
-        self._facts = remembered.facts_of(
-            trainer.model, trainer.args, Internals(trainer).engine.device, remembered.shapes_of(self._widths())
+        self._facts = remembered.collect_facts(
+            trainer.model, trainer.args, Internals(trainer).engine.device, remembered.find_shapes(self._widths())
         )
-        self._name = remembered.digest_of(self._facts)
+        self._name = remembered.compute_digest(self._facts)
         self._known = remembered.read(self._name)
         if self._known.cost is None and plan.max_steps < MIN_STEPS:
-            raise TooShort.of(plan.max_steps)
+            raise TooShort.for_steps(plan.max_steps)
         self._cost = self._known.cost or self._measured_cost()
         self._ratios: dict[str, float] = {}  # times of the levers measured in this run
         self._step_s = self._cost.seconds(self._micro_batches, self._plain_tokens() * self._micro_batches)
@@ -233,7 +233,7 @@ class Measurement:
         lengths: list[int] = []
         begun = now()
         for start in range(0, len(samples), 64):
-            found = self._lengths_of(fetch_items(dataset, samples[start : start + 64]))
+            found = self._count_lengths(fetch_items(dataset, samples[start : start + 64]))
             if found is None:
                 return None, 0.0
             lengths += found
@@ -242,7 +242,7 @@ class Measurement:
         is_table = is_columnar(dataset) and dataset.format["type"] != "custom"  # which knows the lengths of its lists
         return np.asarray(lengths, dtype=np.int64), 0.0 if is_table else (now() - begun) / max(len(lengths), 1)
 
-    def _lengths_of(self, items: Sequence[Item]) -> list[int] | None:
+    def _count_lengths(self, items: Sequence[Item]) -> list[int] | None:
         found = [item.get(self._length_of) if isinstance(item, Mapping) else None for item in items]
         try:
             return [len(value) for value in found]  # type: ignore[arg-type]  # TypeError: it has no length
@@ -250,7 +250,7 @@ class Measurement:
             return None
 
     def _lengths_here(self, samples: Sequence[int]) -> list[int]:
-        lengths = self._lengths_of(fetch_items(self._trainer.train_dataset, samples))
+        lengths = self._count_lengths(fetch_items(self._trainer.train_dataset, samples))
         assert lengths is not None, "other samples have lengths"
         return lengths
 
@@ -258,7 +258,7 @@ class Measurement:
         """Sizes of the batches, for the name under which their times are remembered."""
         if self._lengths is not None:
             return {f"p{p}": float(np.percentile(self._lengths, p)) for p in (50, 90, 100)}
-        tensors = [tensor for tensor in tensors_of(self._first.batches) if tensor.ndim]
+        tensors = [tensor for tensor in iterate_tensors(self._first.batches) if tensor.ndim]
         return {"elements": float(max((tensor.numel() for tensor in tensors), default=0))}
 
     def _plain_tokens(self) -> float:
@@ -278,7 +278,7 @@ class Measurement:
             parts["data_collator"] = padding.to_multiples(trainer.data_collator, multiple)
         if "per_device_train_batch_size" not in settings:
             parts["_train_batch_size"] = trainer._train_batch_size
-        return copy_of(trainer, fields, **parts)
+        return make_copy(trainer, fields, **parts)
 
     @contextmanager
     def _trying(self, settings: JSONObject) -> Iterator[AnyTrainer]:
@@ -300,7 +300,7 @@ class Measurement:
     def _step(self, copied: AnyTrainer, batches: Sequence[Batch]) -> torch.Tensor:
         """The loss of a window; gradients are left."""
         copied.model.zero_grad(set_to_none=True)
-        return torch.stack([loss.float() for loss in losses_of_window(copied, batches)]).sum()
+        return torch.stack([loss.float() for loss in compute_window_losses(copied, batches)]).sum()
 
     def _optimizer(self, copied: AnyTrainer) -> Any:
         """Returns a new optimizer; None if the trainer has one, because its state must not change."""
@@ -460,7 +460,7 @@ class Measurement:
         dataset = trainer.eval_dataset
         dataset = next(iter(dataset.values()), None) if isinstance(dataset, dict) else dataset
         names = ("get_eval_dataloader", "evaluation_loop", "prediction_loop", "_get_eval_sampler")
-        is_free = value_of(args, "eval_sampling_strategy") == "sequential" and not is_overridden(trainer, *names)
+        is_free = get_value(args, "eval_sampling_strategy") == "sequential" and not is_overridden(trainer, *names)
         if not (self._kept and is_free and args.eval_strategy != "no" and has_length(dataset)):
             return []
         size = args.eval_batch_size
@@ -533,7 +533,7 @@ class Measurement:
         groups = self._groups
         if groups is None or groups is self._first.groups:
             return self._first.shapes
-        return shapes_of(self._first.collated(groups))
+        return find_shapes(self._first.collated(groups))
 
     def _levers(self) -> Iterator[Lever]:
         """Those that apply to the model, the arguments and the device, the quickest to try first."""
@@ -541,9 +541,9 @@ class Measurement:
         device = Internals(self._trainer).engine.device
         core = core_model(self._trainer.model)
         find = getattr(core, "get_output_embeddings", None)
-        if value_of(args, "loss_kernel") is None and callable(find) and find() is not None:
-            yield Lever("loss kernel", {"loss_kernel": choose_kernel("auto", runs_triton=kind_of(device).runs_triton)})
-        current = attention_of(core)
+        if get_value(args, "loss_kernel") is None and callable(find) and find() is not None:
+            yield Lever("loss kernel", {"loss_kernel": choose_kernel("auto", runs_triton=get_kind(device).runs_triton)})
+        current = read_attention(core)
         if current == "eager":
             yield Lever("attention", {ATTENTION: "sdpa"})
         if current in ("eager", "sdpa") and runs_flash_attention(device):
@@ -552,12 +552,12 @@ class Measurement:
         if makes_optimizer and args.optim == "adamw_torch":
             yield Lever("fused optimizer", {"optim": "adamw_torch_fused"}, changes_update=True)
         can_pad = self._groups is not None and padding.pads_to_any_length(self._trainer.data_collator)
-        if can_pad and kind_of(device).is_accelerator and is_half_precision(self._trainer):
+        if can_pad and get_kind(device).is_accelerator and is_half_precision(self._trainer):
             yield Lever("padding to multiples", {PAD_TO: MULTIPLE})
         if not args.torch_compile and has_compiler(device) and repeated_blocks(self._trainer.model):
             settings = {"torch_compile": "regional", "torch_compile_backend": "inductor"}
             yield Lever("regional compile", settings, setup_s=COMPILE_S)
-            if kind_of(device).captures_graphs:
+            if get_kind(device).captures_graphs:
                 replayed = settings | {"torch_compile_mode": "reduce-overhead"}
                 yield Lever("captured blocks", replayed, setup_s=COMPILE_S)
 
@@ -615,7 +615,7 @@ class Measurement:
         internals = Internals(self._trainer)
         obstacle = internals.engine.changes_layers
         keeps = internals.uses_outputs()
-        runs_triton = kind_of(internals.engine.device).runs_triton
+        runs_triton = get_kind(internals.engine.device).runs_triton
         with without_logits(
             self._trainer.model, kernel, keeps_outputs=keeps, obstacle=obstacle, runs_triton=runs_triton
         ) as reason:
@@ -641,7 +641,7 @@ class Measurement:
         with unchanged_random_states():
             reads = iter(self._copy(self._kept | settings).get_train_dataloader())
             found = list(islice(reads, number))
-        pairs = zip(tensors_of(found), tensors_of(here.batches), strict=True)
+        pairs = zip(iterate_tensors(found), iterate_tensors(here.batches), strict=True)
         if not all(torch.equal(*pair) for pair in pairs):
             return [replace(row, result="suggested: samples draw random numbers, and would draw others")]
         without_compiler = {name: value for name, value in self._kept.items() if name != "torch_compile"}

@@ -18,7 +18,7 @@ from trainwright.checkpoint import weights
 from trainwright.checkpoint.async_writer import weights_bytes
 from trainwright.config import resolve
 from trainwright.config.enums import word
-from trainwright.distributed.device import kind_of
+from trainwright.distributed.device import get_kind
 from trainwright.evaluation.outputs import find_target_names, quote_names
 from trainwright.preflight.check_registry import CheckFacts, check
 from trainwright.support import model_facts
@@ -273,7 +273,7 @@ def precision(facts: CheckFacts) -> Iterator[Finding]:
             "unless the optimizer or the backend makes up for it.",
             "Keep the weights in fp32 and set bf16=True where memory allows.",
         )
-    if mixed == "no" and kind_of(facts.device).is_accelerator and facts.supports_bf16 and not facts.is_brief:
+    if mixed == "no" and get_kind(facts.device).is_accelerator and facts.supports_bf16 and not facts.is_brief:
         yield note("This GPU computes in bf16 several times as fast.", "Try bf16=True.")
 
 

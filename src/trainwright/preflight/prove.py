@@ -26,13 +26,13 @@ from torch.utils.data import Subset
 
 from trainwright._types import JSONObject, counted, has_length
 from trainwright.callbacks.base import TrainerCallback
-from trainwright.config.fields import value_of
+from trainwright.config.fields import get_value
 from trainwright.config.protocol import Arguments
 from trainwright.config.summary import differing as differing_arguments
 from trainwright.distributed.device import HIDING_ACCELERATORS
 from trainwright.errors import ModelError, ProcessFailedError
 from trainwright.optim.factory import steps_in_backward
-from trainwright.preflight.trainer_copy import AnyTrainer, copy_of, left_as_it_was
+from trainwright.preflight.trainer_copy import AnyTrainer, left_as_it_was, make_copy
 from trainwright.run import build
 from trainwright.run.internals import Internals
 from trainwright.state.trainer_state import TrainerControl, TrainerState
@@ -199,7 +199,8 @@ def short_copy(
     settings = {"output_dir": folder, **SHORT, **settings}
     known = {name: value for name, value in settings.items() if hasattr(trainer.args, name)}
     copies = {"optimizer": optimizer, "lr_scheduler": scheduler, "_created_lr_scheduler": False, "model_init": None}
-    copied = copy_of(trainer, known, model=model if has_dropout else without_dropout(model), **copies, **(parts or {}))
+    tested = model if has_dropout else without_dropout(model)
+    copied = make_copy(trainer, known, model=tested, **copies, **(parts or {}))
     copied.create_accelerator_and_postprocess()
     build.seed_everything(copied.args)
     return copied
@@ -269,7 +270,7 @@ def accumulation(trainer: AnyTrainer, num_steps: int) -> tuple[bool, str, str]:
     evidence = f"the gradients of {WINDOW} samples differ by {seen:.2g} relative to the largest one"
     if seen <= allowed:
         return True, evidence, ""
-    if value_of(trainer.args, "loss_weighting") != "items":
+    if get_value(trainer.args, "loss_weighting") != "items":
         cured = gap(*both(loss_weighting="items"))
         if cured <= allowed:
             return False, evidence, f"With loss_weighting='items', they differ by {cured:.2g}."
@@ -318,11 +319,11 @@ def processes(trainer: AnyTrainer, num_steps: int) -> tuple[bool, str, str]:
     if trainer.optimizer is not None and not trainer._created_lr_scheduler:
         raise ModelError("optimizers=(...) holds parameters of this process; pass optimizer_cls_and_kwargs instead")
     try:
-        two = gradients_of(_recipe(trainer, together), num_processes=2)
+        two = get_gradients(_recipe(trainer, together), num_processes=2)
         if Internals(trainer).engine.device.type == "cpu":
             one = _gradients(trainer, bf16=False, fp16=False, **alone)
         else:
-            one = gradients_of(_recipe(trainer, alone), num_processes=1)
+            one = get_gradients(_recipe(trainer, alone), num_processes=1)
     except Exception as error:
         raise ModelError(
             f"it could not be sent to another process ({error}). Classes and functions must be in a module that can "
@@ -420,7 +421,7 @@ GRADIENTS = "gradients.safetensors"
 RECIPE = "recipe.pickle"
 
 
-def gradients_of(recipe: JSONObject, *, num_processes: int, timeout_s: float = TIMEOUT_S) -> dict[str, torch.Tensor]:
+def get_gradients(recipe: JSONObject, *, num_processes: int, timeout_s: float = TIMEOUT_S) -> dict[str, torch.Tensor]:
     """Returns the gradients of the first step of a trainer made from a recipe in several processes.
 
     In the recipe, "trainer" and "arguments" are classes, "settings" and "parts" their arguments. Raises

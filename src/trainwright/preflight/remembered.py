@@ -22,14 +22,14 @@ import xxhash
 from torch import nn
 
 from trainwright._types import JSONObject, json_value, write_text
-from trainwright.config.fields import value_of
-from trainwright.distributed.device import name_of
+from trainwright.config.fields import get_value
+from trainwright.distributed.device import find_name
 from trainwright.journal.record import installed
 from trainwright.preflight.padding import StepCost
 from trainwright.support.door import read_json
 from trainwright.support.host import num_cpus
 from trainwright.support.model_facts import core_model
-from trainwright.support.patches import attention_of
+from trainwright.support.patches import read_attention
 
 logger = logging.getLogger(__name__)
 
@@ -67,25 +67,25 @@ def folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainwright" / "speed"
 
 
-def digest_of(facts: JSONObject) -> str:
+def compute_digest(facts: JSONObject) -> str:
     """Returns the name of the measurements that depend on these facts."""
     return xxhash.xxh3_128(json.dumps(json_value(facts), sort_keys=True).encode()).hexdigest()
 
 
-def facts_of(model: nn.Module, args: Any, device: torch.device, shapes: JSONObject) -> JSONObject:
+def collect_facts(model: nn.Module, args: Any, device: torch.device, shapes: JSONObject) -> JSONObject:
     """Returns everything that the time of a step depends on; `shapes` are the shapes of the batches."""
     core: Any = core_model(model)
     to_dict = getattr(getattr(core, "config", None), "to_dict", dict)
     parameters = [(name, [*p.shape], str(p.dtype), p.requires_grad) for name, p in model.named_parameters()]
-    name = name_of(device) or _processor()
+    name = find_name(device) or _processor()
     return {
         "model": f"{type(core).__module__}.{type(core).__qualname__}",
         "config": {key: value for key, value in to_dict().items() if key not in ORIGINS},
         "parameters": xxhash.xxh3_64(json.dumps(parameters).encode()).hexdigest(),
-        "attention": attention_of(core),
+        "attention": read_attention(core),
         "machine": [device.type, name, num_cpus(), torch.get_num_threads(), args.world_size],
         "versions": [installed(package) for package in ("torch", "transformers", "trainwright")],
-        "settings": {name: str(value_of(args, name)) for name in SETTINGS if hasattr(args, name)},
+        "settings": {name: str(get_value(args, name)) for name in SETTINGS if hasattr(args, name)},
         "shapes": shapes,
     }
 
@@ -136,6 +136,6 @@ def _processor() -> str:
     return f"{name or platform.processor()} {torch.backends.cpu.get_cpu_capability()}"
 
 
-def shapes_of(widths: Mapping[str, float]) -> JSONObject:
+def find_shapes(widths: Mapping[str, float]) -> JSONObject:
     """Returns sizes rounded to quarters of a power of two: similar data share their measurements."""
     return {name: 0 if value <= 0 else round(4 * math.log2(value)) for name, value in widths.items()}

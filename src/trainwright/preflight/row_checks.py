@@ -34,9 +34,9 @@ MOST_COMPARED = 1000  # rows that are read completely and compared by content
 MUCH_HELD_OUT = 0.01  # share of the evaluation rows; a few short texts may well be repeated
 
 
-def names_of(rows: Rows, places: Sequence[int]) -> tuple[str, ...]:
+def list_names(rows: Rows, places: Sequence[int]) -> tuple[str, ...]:
     """Returns the names of the first rows."""
-    return tuple(rows.name_of(place) for place in places[:MOST_NAMED])
+    return tuple(rows.find_name(place) for place in places[:MOST_NAMED])
 
 
 def num_classes(model: nn.Module) -> int | None:
@@ -53,7 +53,7 @@ def num_classes(model: nn.Module) -> int | None:
     return None if weight is None else int(weight.shape[0])
 
 
-def gets_batches_of_collator(facts: CheckFacts) -> bool:
+def gets_collator_batches(facts: CheckFacts) -> bool:
     """Returns whether a model of transformers gets batches unchanged and its own loss is trained: its errors are known.
 
     No hook of a user or of another library is between the collator and the model, or between the model and its loss.
@@ -78,7 +78,7 @@ def fails_beyond_classes(facts: CheckFacts) -> bool:
     It does in a transformers classifier that gets the labels unchanged; a language model may never use the first label.
     """
     kind = type(model_facts.core_model(facts.model))
-    return kind.__name__.endswith(CLASSIFIERS) and gets_batches_of_collator(facts)
+    return kind.__name__.endswith(CLASSIFIERS) and gets_collator_batches(facts)
 
 
 def classes_cure(model: nn.Module) -> str:
@@ -111,7 +111,7 @@ def classes(facts: CheckFacts) -> Iterator[Finding]:
             f"{rows.what}{len(wrong)} {part} {have} beyond the classes of the model, which scores 0 to {limit - 1}: "
             f"{values} in {shown_rows(rows, places, facts.processing_class)}.",
             classes_cure(facts.model),
-            rows=names_of(rows, places),
+            rows=list_names(rows, places),
             ends_run=is_read and fails_beyond_classes(facts),
         )
 
@@ -134,9 +134,9 @@ def texts_as_numbers(facts: CheckFacts) -> Iterator[Finding]:
         # The collators that only stack leave out a text of any other name.
         is_stacked = facts.collator in (STACKS, "DefaultDataCollator") and name not in ("label", "label_ids")
         yield error(
-            f"{name!r} is a text in {rows.name_of(0)}: {quoted(value)}, but a model takes numbers.",
+            f"{name!r} is a text in {rows.find_name(0)}: {quoted(value)}, but a model takes numbers.",
             cure,
-            rows=names_of(rows, [0]),
+            rows=list_names(rows, [0]),
             ends_run=rows.batches is not None and not is_stacked,
         )
         return
@@ -172,10 +172,10 @@ def ragged(facts: CheckFacts) -> Iterator[Finding]:
         where = "are in one batch" if rows.batches is not None else "may come into one batch"
         yield Finding(
             "error" if rows.batches is not None else "warning",
-            f"{rows.what}samples differ in length: {name!r} has {_said(sizes[first])} in {rows.name_of(first)} and "
-            f"{_said(sizes[second])} in {rows.name_of(second)}, which {where}, but nothing pads them.",
+            f"{rows.what}samples differ in length: {name!r} has {_said(sizes[first])} in {rows.find_name(first)} and "
+            f"{_said(sizes[second])} in {rows.find_name(second)}, which {where}, but nothing pads them.",
             "Pass processing_class=tokenizer (one with a pad token), or a data_collator that pads.",
-            rows=names_of(rows, pair),
+            rows=list_names(rows, pair),
             ends_run=rows.batches is not None,
         )
         return
@@ -203,7 +203,7 @@ def _unequal_in_batch(rows: Rows, sizes: Sequence[Hashable]) -> tuple[int, int] 
     return None
 
 
-def positions_of(model: nn.Module) -> int | None:
+def count_positions(model: nn.Module) -> int | None:
     """Returns the number of positions that a model was made for."""
     config = getattr(model_facts.core_model(model), "config", None)
     found = getattr(config, "max_position_embeddings", None)
@@ -238,16 +238,16 @@ def too_long(
         is_read: the run trains these rows, so a lookup that fails ends it.
     """
     learned = learned_positions(facts.model)
-    limit = positions_of(facts.model)
+    limit = count_positions(facts.model)
     cure = f"Truncate samples to {limit} tokens (truncation=True, max_length={limit})."
-    fails = learned is not None and longest > learned and gets_batches_of_collator(facts)
+    fails = learned is not None and longest > learned and gets_collator_batches(facts)
     is_error = learned is not None
     return Finding("error" if is_error else "warning", evidence, cure, rows=rows, ends_run=fails and is_read)
 
 
 @check(when="start", needs=("rows",), about="rows longer than the model was made for, anywhere in the data")
 def long_rows(facts: CheckFacts) -> Iterator[Finding]:
-    limit = positions_of(facts.model)
+    limit = count_positions(facts.model)
     is_packed = value_if_known(facts.args, "packing") is not None
     if limit is None or is_packed or facts.collator not in KEEPS_LENGTHS:
         return
@@ -264,7 +264,7 @@ def long_rows(facts: CheckFacts) -> Iterator[Finding]:
                 f"{type(facts.model).__name__} was made for, up to {lengths[places[0]]}: "
                 f"{shown_rows(rows, places, facts.processing_class)}.",
                 longest=lengths[places[0]],
-                rows=names_of(rows, places),
+                rows=list_names(rows, places),
                 is_read=rows is facts.rows and rows.batches is not None,
             )
 
@@ -309,14 +309,14 @@ def rows_in_both(
         f"{rows.what}{len(places)} of {same.num_compared} {part} {are} in the training data too, {share:.1%}: "
         f"{_pairs(train, rows, same)}. The first: {shown_rows(rows, places[:1], processing_class)}.",
         cure,
-        rows=names_of(rows, places),
+        rows=list_names(rows, places),
     )
 
 
 def _pairs(train: Rows, rows: Rows, same: _Same) -> str:
     """Names evaluation rows with the matching training rows, and how many training rows were compared."""
     places = list(same.found)
-    pairs = [f"{rows.name_of(place)} is {train.name_of(same.found[place])}" for place in places[:MOST_PAIRS]]
+    pairs = [f"{rows.find_name(place)} is {train.find_name(same.found[place])}" for place in places[:MOST_PAIRS]]
     more = f" and {len(places) - MOST_PAIRS} more" if len(places) > MOST_PAIRS else ""
     seen = "" if len(train) == train.num_rows else f" ({len(train)} of {train.num_rows} training rows compared)"
     return ", ".join(pairs) + more + seen

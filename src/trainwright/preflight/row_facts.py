@@ -8,13 +8,13 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from trainwright._types import DataLoaderLike
-from trainwright.config.fields import value_if_known, value_of
+from trainwright.config.fields import get_value, value_if_known
 from trainwright.data import columns
 from trainwright.data.row_names import ONE_SOURCE, RowOrigin
-from trainwright.distributed.device import kind_of
+from trainwright.distributed.device import get_kind
 from trainwright.preflight.check_registry import CheckFacts
 from trainwright.preflight.row_checks import label_entries
-from trainwright.preflight.rows import Budget, Rows, batches_of, names_by, rows_of
+from trainwright.preflight.rows import Budget, Rows, fetch_rows, iterate_batches, names_by
 from trainwright.preflight.tables import Table
 from trainwright.run import input_pipeline
 from trainwright.support import model_facts
@@ -43,14 +43,14 @@ def with_rows(trainer: AnyTrainer, facts: CheckFacts, dataloader: DataLoaderLike
         return facts
     facts = replace(
         facts,
-        collator=_name_of_collator(trainer.data_collator) if facts.model_gets_batches else None,
+        collator=_name_collator(trainer.data_collator) if facts.model_gets_batches else None,
         taken=taken_entries(trainer),
     )
     budget = _budget_at_start(facts) if facts.is_brief else IN_FULL
     batches = _batches(trainer, facts, dataloader, budget)
-    id_column = value_of(trainer.args, "id_column")
-    name_of = names_by(trainer.train_dataset, ONE_SOURCE, id_column)
-    rows = rows_of(trainer.train_dataset, budget, name_of=name_of, batches=batches, only_batches=facts.is_brief)
+    id_column = get_value(trainer.args, "id_column")
+    find_name = names_by(trainer.train_dataset, ONE_SOURCE, id_column)
+    rows = fetch_rows(trainer.train_dataset, budget, find_name=find_name, batches=batches, only_batches=facts.is_brief)
     if rows is None:
         return facts
     eval_rows: dict[str, Rows] = {}
@@ -66,7 +66,7 @@ def _budget_at_start(facts: CheckFacts) -> Budget:
     num = int(facts.plan.num_train_samples) if facts.plan is not None else 0
     if num > LEAST_ROWS:
         size = sum(parameter.numel() for parameter in facts.model.parameters())
-        large = LARGE_ON_ACCELERATOR if kind_of(facts.device).is_accelerator else LARGE_ON_CPU
+        large = LARGE_ON_ACCELERATOR if get_kind(facts.device).is_accelerator else LARGE_ON_CPU
         num = max(int(num * min(size / large, 1.0)), LEAST_ROWS)
     return replace(AT_START, rows=min(num, AT_START.rows))
 
@@ -80,7 +80,7 @@ def _batches(
     has_curriculum = getattr(trainer.train_dataset, "curriculum", None) is not None
     if dataloader is None or facts.plan is None or is_packed or has_curriculum:
         return None
-    return batches_of(dataloader, min(facts.plan.max_steps, budget.rows) * facts.plan.micro_batches)
+    return iterate_batches(dataloader, min(facts.plan.max_steps, budget.rows) * facts.plan.micro_batches)
 
 
 def _eval_rows(sets: Any, budget: Budget, id_column: str | None, *, is_brief: bool) -> Iterator[tuple[str, Rows]]:
@@ -91,7 +91,7 @@ def _eval_rows(sets: Any, budget: Budget, id_column: str | None, *, is_brief: bo
         if is_brief and isinstance(getattr(dataset, "origin", None), RowOrigin):  # compared when its files were read
             continue
         prefix = "eval" if dataset is sets else str(name)
-        found = rows_of(dataset, budget, name_of=names_by(dataset, prefix, id_column))
+        found = fetch_rows(dataset, budget, find_name=names_by(dataset, prefix, id_column))
         if found is not None:
             yield str(name), found
 
@@ -108,21 +108,21 @@ def _tables(facts: CheckFacts, part: str, rows: Rows) -> Iterator[Table]:
     yield Table(
         part=f"the {part} data",
         columns={name: partial(rows.column, name) for name in texts},
-        name_of=rows.name_of,
+        find_name=rows.find_name,
         label=None if is_number else label,
         numbers=(label,) if is_number and label is not None else (),
     )
 
 
-def _name_of_collator(collator: Any) -> str | None:
+def _name_collator(collator: Any) -> str | None:
     """Returns the name of a transformers collator; None for any other."""
     name = getattr(collator, "__name__", type(collator).__name__)
-    return name if columns.module_of(collator).startswith("transformers.") else None
+    return name if columns.find_module(collator).startswith("transformers.") else None
 
 
 def taken_entries(trainer: AnyTrainer) -> frozenset[str] | None:
     """Returns the entries of a sample that reach the model; None if all do, or the user's own collator gets them."""
-    keeps_all = input_pipeline.keeps_all_columns(trainer.args, trainer.model, columns.columns_of_class(trainer))
+    keeps_all = input_pipeline.keeps_all_columns(trainer.args, trainer.model, columns.read_class_columns(trainer))
     if keeps_all or columns.is_own(trainer.data_collator):
         return None
     trainer._set_signature_columns_if_needed()

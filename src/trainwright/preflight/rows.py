@@ -125,28 +125,28 @@ class ArrowCells:
         values = pc.list_flatten(column).to_numpy(zero_copy_only=False)
         return lengths, np.cumsum(lengths) - lengths, values
 
-    def _is_of_lists(self, name: str) -> bool:
+    def _has_lists(self, name: str) -> bool:
         from pyarrow import types
 
         kind = self._table.schema.field(name).type
         return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
-    def _is_of_integers(self, name: str) -> bool:
+    def _has_integers(self, name: str) -> bool:
         from pyarrow import types
 
         kind = self._table.schema.field(name).type
-        return bool(types.is_integer(kind.value_type if self._is_of_lists(name) else kind))
+        return bool(types.is_integer(kind.value_type if self._has_lists(name) else kind))
 
     def sizes(self, name: str) -> Sequence[Hashable]:
-        if not self._is_of_lists(name):
+        if not self._has_lists(name):
             return [None] * len(self)
         lengths: list[Hashable] = self._lists(name)[0].tolist()
         return lengths
 
     def outside(self, name: str, limit: int) -> list[tuple[int, int]]:
-        if not self._is_of_integers(name):
+        if not self._has_integers(name):
             return []
-        if self._is_of_lists(name):
+        if self._has_lists(name):
             lengths, _, values = self._lists(name)
             rows = np.repeat(np.arange(len(lengths)), lengths)
         else:
@@ -162,7 +162,7 @@ class ArrowCells:
         return cells
 
     def keys(self, name: str) -> Sequence[Hashable]:
-        if not self._is_of_lists(name):
+        if not self._has_lists(name):
             return self.column(name)
         lengths, starts, values = self._lists(name)
         has_some = lengths > 0
@@ -231,7 +231,7 @@ class Rows:
         parts: Sequence[tuple[Sequence[int], Cells]],
         *,
         num_rows: int,
-        name_of: Callable[[int], str],
+        find_name: Callable[[int], str],
         batches: Sequence[Sequence[int]] | None = None,
     ) -> None:
         self._parts = [cells for _, cells in parts]
@@ -239,7 +239,7 @@ class Rows:
         self.names = tuple(dict.fromkeys(name for cells in self._parts for name in cells.names))
         self.num_rows = num_rows
         self.batches = batches
-        self._name_of = name_of
+        self._name_of = find_name
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -280,7 +280,7 @@ class Rows:
             place -= len(cells)
         raise IndexError(place)
 
-    def name_of(self, place: int) -> str:
+    def find_name(self, place: int) -> str:
         """Returns the name of the row at a position."""
         return self._name_of(self.numbers[place])
 
@@ -288,11 +288,11 @@ class Rows:
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def rows_of(
+def fetch_rows(
     dataset: DatasetLike,
     budget: Budget,
     *,
-    name_of: Callable[[int], str],
+    find_name: Callable[[int], str],
     batches: Iterator[Sequence[int]] | None = None,
     only_batches: bool = False,
 ) -> Rows | None:
@@ -301,7 +301,7 @@ def rows_of(
     Args:
         dataset: any dataset.
         budget: limits on rows and bytes.
-        name_of: returns the name of a row.
+        find_name: returns the name of a row.
         batches: row numbers of the batches in the order of training; None if unknown.
         only_batches: read only the rows of the batches, if they are known; otherwise all rows, or a sample.
     """
@@ -321,7 +321,7 @@ def rows_of(
     if known is not None:
         read = {number for of_part, _ in parts for number in of_part}
         known = [batch for batch in known if read.issuperset(batch)]
-    return Rows(parts, num_rows=num_rows, name_of=name_of, batches=known)
+    return Rows(parts, num_rows=num_rows, find_name=find_name, batches=known)
 
 
 def _within(batches: Iterator[Sequence[int]], most: int) -> Iterator[Sequence[int]]:
@@ -341,12 +341,12 @@ def _parts(dataset: DatasetLike, numbers: list[int], budget: Budget) -> list[tup
         return _renumbered(_parts(dataset.dataset, [int(dataset.indices[n]) for n in numbers], budget), numbers)
     cells: Cells | None = None
     if getattr(type(dataset), "__getitem__", None) in (list.__getitem__, tuple.__getitem__):
-        cells = _of_items([dataset[number] for number in numbers])
+        cells = _read_items([dataset[number] for number in numbers])
     elif is_columnar(dataset):
         if dataset.format["type"] != "custom":
-            cells = _of_columns(dataset, numbers, budget)
+            cells = _read_columns(dataset, numbers, budget)
     elif budget.seconds is not None:
-        cells = _of_items(list(_read(dataset, numbers, budget.seconds)))
+        cells = _read_items(list(_read(dataset, numbers, budget.seconds)))
     return None if cells is None else [(numbers[: len(cells)], cells)]
 
 
@@ -365,7 +365,7 @@ def _parts_by_source(
     of_source: dict[str, list[int]] = {}
     rows: dict[str, list[int]] = {}
     for number in numbers:
-        name, row = dataset.source_of(number)
+        name, row = dataset.find_source(number)
         of_source.setdefault(name, []).append(number)
         rows.setdefault(name, []).append(row)
     found: list[tuple[Sequence[int], Cells]] = []
@@ -374,11 +374,11 @@ def _parts_by_source(
     return found or None
 
 
-def _of_items(items: list[Any]) -> Items | None:
+def _read_items(items: list[Any]) -> Items | None:
     return Items(items) if items and all(isinstance(item, Mapping) for item in items) else None
 
 
-def _of_columns(dataset: Any, numbers: list[int], budget: Budget) -> ArrowCells | None:
+def _read_columns(dataset: Any, numbers: list[int], budget: Budget) -> ArrowCells | None:
     names = [name for name, feature in dataset.features.items() if _is_plain(feature)]
     if not names:
         return None
@@ -407,12 +407,12 @@ def _read(dataset: Any, numbers: Iterable[int], seconds: float) -> Iterator[Any]
             return
 
 
-def batches_of(dataloader: Any, num_batches: int) -> Iterator[list[int]] | None:
+def iterate_batches(dataloader: Any, num_batches: int) -> Iterator[list[int]] | None:
     """Yields the rows of the first batches of the first epoch; None if their order cannot be computed."""
     from trainwright.data.batches import EpochBatches
 
     batches = getattr(dataloader, "batch_sampler", None)
-    if not isinstance(batches, EpochBatches) or not batches.order_of(0).is_computable:
+    if not isinstance(batches, EpochBatches) or not batches.order_epoch(0).is_computable:
         return None
     found = (_flat(batch) for batch in batches.computed(0, 0))
     return islice(found, num_batches)
@@ -435,7 +435,7 @@ def quoted(cell: object) -> str:
     return _texts.repr(cell)
 
 
-def sample_of(item: Mapping[str, Any], processing_class: Any) -> str:
+def quote_sample(item: Mapping[str, Any], processing_class: Any) -> str:
     """Returns the text of a row, quoted: its longest one, decoded from its tokens, or else its first entry.
 
     The longest one, since an id or a label may come first.
@@ -458,7 +458,7 @@ def sample_of(item: Mapping[str, Any], processing_class: Any) -> str:
 
 def shown_rows(rows: Rows, places: Sequence[int], processing_class: Any, *, most: int = MOST_SHOWN) -> str:
     """Names rows, each with a sample of its text: `train[17] 'some text', train[30] 'other' and 10 more`."""
-    parts = [f"{rows.name_of(place)} {sample_of(rows.item(place), processing_class)}" for place in places[:most]]
+    parts = [f"{rows.find_name(place)} {quote_sample(rows.item(place), processing_class)}" for place in places[:most]]
     more = f" and {len(places) - most} more" if len(places) > most else ""
     return ", ".join(parts) + more
 
@@ -476,9 +476,9 @@ def names_by(dataset: DatasetLike, source: str, id_column: str | None) -> Callab
     def names() -> RowNames:
         try:
             found = row_names(dataset, id_column=id_column, source=source)
-            found.name_of(0)
+            found.find_name(0)
         except DataError:
             return row_names(dataset, source=source)
         return found
 
-    return lambda number: str(names().name_of(number))
+    return lambda number: str(names().find_name(number))

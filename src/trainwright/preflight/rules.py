@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainwright.config.fields import value_of
+from trainwright.config.fields import get_value
 from trainwright.config.protocol import Arguments
 from trainwright.config.rules.stages import Stage, rule
 
@@ -24,7 +24,7 @@ LEVERS = (
 
 @rule(Stage.CONSTRUCTION, "speed")
 def known_levers(args: Arguments) -> str | None:
-    speed = value_of(args, "speed")
+    speed = get_value(args, "speed")
     if speed in (None, "auto") or (isinstance(speed, dict) and set(speed) <= {*LEVERS}):
         return None
     return (

@@ -17,7 +17,7 @@ class Table:
     Attributes:
         part: part of the data, for messages.
         columns: cells by column, in the order of the rows; read on demand.
-        name_of: returns the name of the row at a position, from 0.
+        find_name: returns the name of the row at a position, from 0.
         label: column of labels that are classes; None if there is none.
         numbers: columns with numbers.
         used: columns used in training.
@@ -28,7 +28,7 @@ class Table:
 
     part: str
     columns: Mapping[str, Callable[[], Sequence[object]]]
-    name_of: Callable[[int], str]
+    find_name: Callable[[int], str]
     label: str | None = None
     numbers: tuple[str, ...] = ()
     used: tuple[str, ...] = ()
@@ -39,14 +39,14 @@ class Table:
     def listed(self, places: Sequence[int], *, cells: Sequence[object] | None = None) -> str:
         """Names rows, with their cells: `reviews.csv:3 'text', reviews.csv:17 ' ', ... (12)`."""
         shown = [
-            self.name_of(place) if cells is None else f"{self.name_of(place)} {quoted(cells[place])}"
+            self.find_name(place) if cells is None else f"{self.find_name(place)} {quoted(cells[place])}"
             for place in places[:MOST_LISTED]
         ]
         return ", ".join(shown) + (f", ... ({len(places)})" if len(places) > MOST_LISTED else "")
 
     def names(self, places: Sequence[int]) -> tuple[str, ...]:
         """Returns the names of the first rows, for programs."""
-        return tuple(self.name_of(place) for place in places[:MOST_LISTED])
+        return tuple(self.find_name(place) for place in places[:MOST_LISTED])
 
     def entry(self, column: str | None) -> str:
         """Returns the entry of the configuration file that names a column; empty if there is none."""

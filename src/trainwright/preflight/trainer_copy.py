@@ -23,7 +23,7 @@ from trainwright.support.model_modes import unchanged_model
 AnyTrainer: TypeAlias = Any  # a Trainer, or a subclass of the user's: the class is above this package
 
 
-def copy_of(trainer: AnyTrainer, settings: Mapping[str, Any] | None = None, **parts: Any) -> AnyTrainer:
+def make_copy(trainer: AnyTrainer, settings: Mapping[str, Any] | None = None, **parts: Any) -> AnyTrainer:
     """Returns a trainer like this one, with its own services and run, without trackers and the user's callbacks.
 
     `settings` are changed fields of the arguments, `parts` changed attributes: `model`, `optimizer`, ...
@@ -52,7 +52,7 @@ def copy_of(trainer: AnyTrainer, settings: Mapping[str, Any] | None = None, **pa
     return copied
 
 
-def losses_of_window(copied: AnyTrainer, batches: Sequence[Batch]) -> list[torch.Tensor]:
+def compute_window_losses(copied: AnyTrainer, batches: Sequence[Batch]) -> list[torch.Tensor]:
     """Returns the losses of the micro-batches of one step of a copy, and leaves their gradients in its model."""
     device = Internals(copied).engine.device
     window, num_items = copied.get_batch_samples(iter(batches), len(batches), device)

@@ -26,7 +26,15 @@ from trainwright.report.page import (
     table,
     tiles,
 )
-from trainwright.report.run_table import STOPPED, best_of, last_start, metrics_of, origin_text, origins_of, summary
+from trainwright.report.run_table import (
+    STOPPED,
+    collect_metrics,
+    find_best,
+    last_start,
+    list_origins,
+    origin_text,
+    summary,
+)
 from trainwright.search.search_record import SEARCH_NAME, SearchRecord
 from trainwright.support.html_table import html_marked, lines_text
 from trainwright.support.units import count_text, duration_text, size_text
@@ -105,7 +113,7 @@ def facts(record: Record, title: str) -> Iterator[tuple[str, str, str]]:
     """Yields the headline facts: label, value, note."""
     run = summary(record, title)
     start = last_start(record)
-    best = best_of(record)
+    best = find_best(record)
     state, _, error = run.state.partition(": ")
     yield "State", state.capitalize(), f"step {run.steps.replace('/', ' of ')}" + (f", {error}" if error else "")
     for origin in run.origins[-1:]:
@@ -114,9 +122,9 @@ def facts(record: Record, title: str) -> Iterator[tuple[str, str, str]]:
     losses = [value for value in record.series("loss")[1] if math.isfinite(value)]
     doubts = "".join(f", {name}" for name in run.findings)  # beside the metric: a leak makes it worthless
     if best is not None:
-        others = [name for name in metrics_of(record, best) if name != best.name and not name.endswith("loss")]
+        others = [name for name in collect_metrics(record, best) if name != best.name and not name.endswith("loss")]
         for name in others[:1]:  # metric of the task
-            yield readable(name), f"{metrics_of(record, best)[name]:.4g}", f"at step {best.step}{doubts}"
+            yield readable(name), f"{collect_metrics(record, best)[name]:.4g}", f"at step {best.step}{doubts}"
         yield f"Best {readable(best.name).lower()}", f"{best.value:.4g}", f"at step {best.step}{doubts}"
     elif losses:
         yield "Loss", f"{losses[-1]:.4g}", "last logged"
@@ -351,7 +359,7 @@ def tables(record: Record) -> list[str]:
         ),
         grid(
             [
-                table("Branch of", [(origin_text(one), one["checkpoint"]) for one in origins_of(record)]),
+                table("Branch of", [(origin_text(one), one["checkpoint"]) for one in list_origins(record)]),
                 table("Checkpoints and resumes", events),
                 table("Arguments that differ from the defaults", [*flat(start.get("changed", {})).items()]),
                 table("Data", described(start.get("data", {}))),
@@ -369,7 +377,7 @@ def tables(record: Record) -> list[str]:
             ],
             "columns wide",
         ),
-        table("All logged values", values_of(record), is_folded=True),
+        table("All logged values", summarize_values(record), is_folded=True),
         table("All arguments", [*flat(start.get("arguments", {})).items()], is_folded=True),
     ]
     return [part for part in parts if part]
@@ -414,7 +422,7 @@ def ended(failed: Entry) -> str:
     return f"stopped: {error}" if error in STOPPED else failed.get("traceback", error).strip().rpartition("\n")[2]
 
 
-def values_of(record: Record) -> list[tuple[object, ...]]:
+def summarize_values(record: Record) -> list[tuple[object, ...]]:
     """Returns the last, lowest and highest of each logged value."""
     rows: list[tuple[object, ...]] = []
     for name in record.values:

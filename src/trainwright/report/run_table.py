@@ -74,10 +74,10 @@ def summary(record: Record, name: str, *, arguments: Mapping[str, object] | None
     last = starts[-1] if starts else {}
     steps = [entry.get("step", 0) for entry in record.entries if isinstance(entry.get("step"), int)]
     total = last.get("plan", {}).get("max_steps")
-    best = best_of(record)
+    best = find_best(record)
     return RunSummary(
         name=name,
-        metrics=metrics_of(record, best),
+        metrics=collect_metrics(record, best),
         arguments={argument: value for argument, value in (arguments or {}).items() if value is not None},
         state=_state(record.entries, last),
         steps=f"{max(steps, default=0)}" + (f"/{total}" if isinstance(total, int) and 0 < total < 1 << 60 else ""),
@@ -85,7 +85,7 @@ def summary(record: Record, name: str, *, arguments: Mapping[str, object] | None
         seconds=sum(_lengths(record.entries)),
         written_at=record.entries[-1].get("time", 0.0) if record.entries else 0.0,
         findings=list(dict.fromkeys(one["check"] for one in record.findings())),
-        origins=origins_of(record),
+        origins=list_origins(record),
     )
 
 
@@ -111,7 +111,7 @@ def last_start(record: Record) -> Entry:
     return next((entry for entry in reversed(record.entries) if entry["kind"] in ("start", "resume")), {})
 
 
-def origins_of(record: Record) -> list[Entry]:
+def list_origins(record: Record) -> list[Entry]:
     """Returns the checkpoints that a run branches from, the oldest first, with the id of their run and their step."""
     found = last_start(record).get("branch", {}).get("origins", [])
     return [one for one in found if isinstance(one, dict) and "checkpoint" in one and "step" in one]
@@ -160,7 +160,7 @@ class Best:
     step: int
 
 
-def best_of(record: Record) -> Best | None:
+def find_best(record: Record) -> Best | None:
     """Returns the best evaluation: by `metric_for_best_model`, or else the (first) loss of an evaluation."""
     starts = [entry for entry in record.entries if entry["kind"] in ("start", "resume")]
     arguments = starts[-1].get("arguments", {}) if starts else {}
@@ -176,7 +176,7 @@ def best_of(record: Record) -> Best | None:
     return Best(name.removeprefix("eval_"), value, step)
 
 
-def metrics_of(record: Record, best: Best | None) -> dict[str, float]:
+def collect_metrics(record: Record, best: Best | None) -> dict[str, float]:
     """Returns the metrics of the best evaluation without prefix and times, with the deciding metric first."""
     if best is None:
         return {}

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from trainwright._types import Model, Optimizer, Scheduler
-from trainwright.config.behaviour import behaviour_of
+from trainwright.config.behaviour import get_behaviour
 from trainwright.engine.base import Engine
 from trainwright.support import model_facts
 from trainwright.support.optimizer_facts import may_train, shown_parameters, trained_parameters
@@ -45,7 +45,7 @@ class DerivedFacts:
             is_model_parallel=is_parallel,
             place_model_on_device=not is_parallel if placed is None else placed,
             model_accepts_loss_kwargs=model_facts.accepts_loss_kwargs(
-                model, by_name=behaviour_of(args).gives_items_by_name
+                model, by_name=get_behaviour(args).gives_items_by_name
             ),
             can_return_loss=model_facts.returns_loss_by_default(model),
             label_names=model_facts.find_label_names(model) if names is None else names,

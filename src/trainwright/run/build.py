@@ -22,15 +22,15 @@ from trainwright.capability_table import MADE, load_service
 from trainwright.checkpoint.async_writer import CheckpointWriter
 from trainwright.config import resolve
 from trainwright.config.arguments import TrainingArguments
-from trainwright.config.behaviour import behaviour_of
+from trainwright.config.behaviour import get_behaviour
 from trainwright.config.coerce import WARM_UP, output_path
-from trainwright.config.fields import value_of
+from trainwright.config.fields import get_value
 from trainwright.config.plans import StepPlan
 from trainwright.config.rules.stages import RunFacts, check_run
 from trainwright.data.seeding import enable_full_determinism, set_seed
 from trainwright.distributed.device import (
     DeviceMemory,
-    kind_of,
+    get_kind,
     pins_memory_here,
     supports_bf16,
     supports_tf32,
@@ -78,7 +78,7 @@ class Services:
 
     @classmethod
     def for_arguments(cls, args: Any, *, measures_memory: bool = True) -> Services:
-        writer = CheckpointWriter(goes_on=value_of(args, "save_failure") == "continue")
+        writer = CheckpointWriter(goes_on=get_value(args, "save_failure") == "continue")
         skips = args.skip_memory_metrics or not measures_memory
         tracker = current("TrainerMemoryTracker", TrainerMemoryTracker)
         return cls(writer=writer, memory_tracker=tracker(skips, DeviceMemory()))
@@ -170,7 +170,7 @@ def make_extensions(moment: Moment, context: RunContext) -> list[Extension]:
 # -- a trainer --------------------------------------------------------------------------------------------------------
 
 
-def arguments_of_trainer(args: Any, model: Model) -> Any:
+def apply_arguments(args: Any, model: Model) -> Any:
     """Returns the arguments, or default ones; from then on they set the seed and the log level."""
     if args is None:
         args = TrainingArguments(output_dir="tmp_trainer")
@@ -279,7 +279,7 @@ def time_limits(args: Any, model: Any, *, engine: Engine, writer: CheckpointWrit
 
 
 @contextmanager
-def callbacks_of_a_run(handler: CallbackHandler, args: Any, folder: str) -> Iterator[None]:
+def run_callbacks(handler: CallbackHandler, args: Any, folder: str) -> Iterator[None]:
     """Wraps a run: adds the callbacks that its arguments ask for, for this run only."""
     if (traced := resolve.profiled(args)) is None:
         yield
@@ -347,18 +347,18 @@ def patched(
         enter = stack.enter_context
         if args.use_liger_kernel:
             current("apply_liger_kernel", patches.apply_liger_kernel)(model, args.liger_kernel_config)
-        if value_of(args, "activation_checkpointing"):
-            options = value_of(args, "activation_checkpointing_kwargs")
+        if get_value(args, "activation_checkpointing"):
+            options = get_value(args, "activation_checkpointing_kwargs")
             enter(patches.checkpointed_activations(model, options, pins_memory=pins_memory_here()))
         if resolve.compiles_blocks(args):
             backend = args.torch_compile_backend
             mode = args.torch_compile_mode
             enter(patches.compiled_blocks(model, backend=backend, mode=mode))
         enter(noise)
-        if (kernel := value_of(args, "loss_kernel")) is not None:
+        if (kernel := get_value(args, "loss_kernel")) is not None:
             from trainwright.support.loss_kernels import without_logits
 
-            runs_triton = kind_of(engine.device).runs_triton
+            runs_triton = get_kind(engine.device).runs_triton
             enter(
                 without_logits(
                     model,
@@ -407,8 +407,8 @@ def loss_rule(
     `has_own_loss`: a subclass defines `compute_loss`. `smooths_labels`: label smoothing makes the loss, and divides by
     the items. `is_scaled` is the user's declaration about losses; None if there is none.
     """
-    behaviour = behaviour_of(args)
-    weighting = value_of(args, "loss_weighting")
+    behaviour = get_behaviour(args)
+    weighting = get_value(args, "loss_weighting")
     if not weighting and not behaviour.averages_means_over_window:
         weighting = "original"
     is_original = weighting == "original"
@@ -435,13 +435,13 @@ def loss_note(model: Model, args: Any, run: Any) -> str:
     """Returns what the lines at the start of a run say about its loss; "" where there is nothing to say."""
     question = run.extensions.get("loss_question")
     note: str = getattr(question, "note", "")
-    return note or note_of_mean(model, args, run.loss_rule)
+    return note or describe_mean(model, args, run.loss_rule)
 
 
-def note_of_mean(model: Model, args: Any, rule: LossRule) -> str:
+def describe_mean(model: Model, args: Any, rule: LossRule) -> str:
     """Returns a note if a run divides a model's loss that transformers would add up as means; "" otherwise."""
     factor = args.gradient_accumulation_steps * rule.num_processes
-    if factor == 1 or not rule.weights_items or value_of(args, "loss_weighting") is not None:
+    if factor == 1 or not rule.weights_items or get_value(args, "loss_weighting") is not None:
         return ""
     name = type(model_facts.core_model(model)).__name__
     return (
@@ -492,13 +492,13 @@ def evaluation_context(
     def gather(value: Any) -> Any:
         if not args.eval_use_gather_object or engine.num_replicas == 1:
             return services.gather_function(value)
-        return gather_results(value, engine.objects_of_replicas)
+        return gather_results(value, engine.gather_replica_objects)
 
     return EvalContext(
         plan=resolve.evaluation(args),
         events=events,
         gather=gather,
-        gather_objects=None if engine.num_replicas == 1 else engine.objects_of_replicas,
+        gather_objects=None if engine.num_replicas == 1 else engine.gather_replica_objects,
         total=engine.sum,
         collect=engine.stacked,
         batch_size=args.eval_batch_size,

@@ -20,7 +20,7 @@ from trainwright._types import (
     StateDict,
 )
 from trainwright.callbacks.base import overrides
-from trainwright.callbacks.dispatch import is_of_package
+from trainwright.callbacks.dispatch import is_own_callback
 from trainwright.checkpoint import async_writer, rng, training_state
 from trainwright.checkpoint.async_writer import CheckpointWriter
 from trainwright.checkpoint.checkpoint import Checkpoint
@@ -28,7 +28,7 @@ from trainwright.checkpoint.manifest import Manifest, find_problem
 from trainwright.checkpoint.optimizer_check import check_loaded_state, find_nan
 from trainwright.checkpoint.store import CheckpointStore, Keep, Saved, WeightCheck, milestones, to_remove
 from trainwright.config import resolve
-from trainwright.config.fields import value_of
+from trainwright.config.fields import get_value
 from trainwright.data.prepared_dataloader import map_tensors
 from trainwright.engine.base import Engine
 from trainwright.errors import ArgumentError, CheckpointNotFoundError, NonFiniteWeightsError
@@ -42,7 +42,7 @@ from trainwright.support.tensor_tree import has_finite_values
 logger = logging.getLogger(__name__)
 
 
-def states_of_extensions(run: Run) -> dict[str, StateDict]:
+def collect_extension_states(run: Run) -> dict[str, StateDict]:
     """Returns the states of a run's extensions by name; ArgumentError for a state that a checkpoint cannot store."""
     states = run.extensions.saving.states()
     for name, state in states.items():
@@ -90,7 +90,7 @@ def may_change_checkpoints(hooks: SaveHooks) -> bool:
     """Returns whether user code runs after a checkpoint is written, and may change its files."""
     if is_overridden(hooks, *HOOKS_AFTER_A_SAVE):
         return True
-    callbacks = [one for one in hooks.callback_handler.callbacks if not is_of_package(one)]
+    callbacks = [one for one in hooks.callback_handler.callbacks if not is_own_callback(one)]
     return any(overrides(one, "on_save") and getattr(one, "looks_at_files", True) for one in callbacks)
 
 
@@ -223,7 +223,7 @@ class Checkpointer:
 
     def may_be_asynchronous(self, hooks: SaveHooks, run: Run) -> bool:
         """Returns whether a save may return before its files exist: not if user code may read them."""
-        wanted = value_of(self.args, "save_async")
+        wanted = get_value(self.args, "save_async")
         if wanted is False or run.progress.is_interrupted or not run.is_training:
             return False
         looks = is_overridden(hooks, *SAVING_HOOKS) or hooks.callback_handler.looks_at_saves()
@@ -255,12 +255,12 @@ class Checkpointer:
         """Writes the files and states of the extensions."""
         for save in run.extensions.saving.save:
             save(folder, self.writer.sink)
-        states = states_of_extensions(run)
+        states = collect_extension_states(run)
         if not states:
             return
         if self.engine.num_replicas > 1:  # they are sent to the writing process
             states = map_tensors(lambda tensor: tensor.detach().cpu(), states)
-        every = self.engine.objects_of_replicas(states)
+        every = self.engine.gather_replica_objects(states)
 
         def write(copied: list[dict[str, StateDict]]) -> None:
             for rank, one in enumerate(copied):
@@ -297,7 +297,7 @@ class Checkpointer:
             folder,
             state_dict=state_dict,
             sink=self.writer.sink,
-            as_safetensors=value_of(self.args, "save_safetensors"),
+            as_safetensors=get_value(self.args, "save_safetensors"),
         )
         if hasattr(processing_class, "save_pretrained"):
             processing_class.save_pretrained(folder)
@@ -309,7 +309,7 @@ class Checkpointer:
         Processes that work on the same batches draw the same numbers, so they share one file.
         """
         of_loader, position = run.loader_states()
-        every = self.engine.objects_of_replicas((rng.capture() | of_loader, position))
+        every = self.engine.gather_replica_objects((rng.capture() | of_loader, position))
 
         def write(nothing: Any) -> None:
             for rank, (states, where) in enumerate(every):
@@ -530,7 +530,7 @@ def check_first_checkpoint(args: Any, folder: str, model: Model) -> None:
     free = async_writer.free_bytes(root)
     if free is None or free >= likely:
         return
-    if free < surely and value_of(args, "save_failure") == "stop":
+    if free < surely and get_value(args, "save_failure") == "stop":
         async_writer.check_free_space(root, surely, what=what)
     what = f"{what}, estimated with its optimizer,"
     logger.warning("%s", async_writer.shortage_message(root, likely, free, what=what))

@@ -119,7 +119,7 @@ def _raise_no_tensor(loss: object, maker: str, error: Exception | None = None) -
     raise ModelError(f"{maker} returned a {type(loss).__name__} as the loss, which is not a tensor. {cure}") from error
 
 
-def warn_of_hooks_without_effect(trainer: object) -> None:
+def warn_hooks_without_effect(trainer: object) -> None:
     """Warns, once, of overrides of methods of the original that a run of ours does not need."""
     for name, reason in HOOKS_WITHOUT_EFFECT.items():
         if is_overridden(trainer, name):
@@ -223,7 +223,7 @@ def check_id_column(args: Any, train_dataset: DatasetLike) -> None:
         )
     for source in row_names(train_dataset, id_column=column).sources:
         if source.size:
-            source.name_of(0)
+            source.find_name(0)
 
 
 def check_optimizers(args: Any, optimizers: tuple[Any, Any], optimizer_cls_and_kwargs: Any, model_init: Any) -> None:

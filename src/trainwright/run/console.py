@@ -10,12 +10,12 @@ from typing import Any
 
 from trainwright._types import Model, counted, is_instance_of, printable
 from trainwright.config import rules
-from trainwright.config.fields import batch_formers, value_of
+from trainwright.config.fields import batch_formers, get_value
 from trainwright.config.plans import StepPlan
 from trainwright.config.rules.stages import RunFacts
 from trainwright.data.sources import list_handlers
 from trainwright.engine.base import Engine
-from trainwright.journal.record import FileJournal, Journal, JournalListener, NullJournal, facts_of_run
+from trainwright.journal.record import FileJournal, Journal, JournalListener, NullJournal, collect_run_facts
 from trainwright.loop.extension import Run
 from trainwright.state import progress
 from trainwright.state.trainer_state import TrainerState
@@ -133,14 +133,14 @@ def begin_journal(
     progress = run.progress
     journal: Journal = NullJournal()
     facts: dict[str, Any] = {}
-    wanted = value_of(args, "journal")
+    wanted = get_value(args, "journal")
     if wanted is None:
         callbacks = getattr(run.setup.events, "callbacks", ())
         tracks = any(is_instance_of(one, "trainwright.trackers.base", "TrackerCallback") for one in callbacks)
         wanted = args.save_strategy != "no" or tracks
     if wanted and args.should_save and progress.state.is_world_process_zero:
         journal = FileJournal(folder, run_id, waits=True)
-        facts = {**facts_of_run(args, run.setup.engine.device, data), "plan": dataclasses.asdict(run.plan)}
+        facts = {**collect_run_facts(args, run.setup.engine.device, data), "plan": dataclasses.asdict(run.plan)}
         facts["model"] = model_facts.summary(model)
         for told in run.extensions.facts:
             facts |= told()

@@ -14,12 +14,12 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from trainwright._types import Batch, has_length, metric_number
 from trainwright.checkpoint.rng import unchanged_random_states
-from trainwright.config.behaviour import behaviour_of
+from trainwright.config.behaviour import get_behaviour
 from trainwright.config.rules.start import COMPUTED_BY_EVALUATION, RequiredMetric, resolve_best_metric
 from trainwright.data.prepared_dataloader import inner_dataloader
 from trainwright.errors import DataError, MetricError, TrainwrightError
 from trainwright.evaluation import eval_loop
-from trainwright.evaluation.outputs import record_of
+from trainwright.evaluation.outputs import make_record
 from trainwright.run import checks
 from trainwright.run.current import using_run
 from trainwright.run.internals import Internals
@@ -47,7 +47,7 @@ def check_evaluation(trainer: Any, ignore_keys: list[str] | None) -> bool:
     has_metrics = trainer.compute_metrics is not None and not trainer.args.prediction_loss_only
     if not has_metrics or is_overridden(trainer, "evaluate", "_evaluate"):
         return False
-    if not behaviour_of(trainer.args).rehearses_evaluation:
+    if not get_behaviour(trainer.args).rehearses_evaluation:
         return False
     names = tuple(trainer.eval_dataset) if isinstance(trainer.eval_dataset, dict) else ()
     wanted = resolve_best_metric(trainer.args, names)
@@ -58,10 +58,10 @@ def check_evaluation(trainer: Any, ignore_keys: list[str] | None) -> bool:
     return _look_at_metrics(trainer, next(iter(names), None), ignore_keys)
 
 
-def names_of_metrics(trainer: Any) -> set[str]:
+def find_metric_names(trainer: Any) -> set[str]:
     """Returns the names of an evaluation's metrics, from a single batch of the first evaluation set."""
     name = next(iter(trainer.eval_dataset), None) if isinstance(trainer.eval_dataset, dict) else None
-    return set(_metrics_of(trainer, _first_batch(trainer, name), "eval", None))
+    return set(_measure_metrics(trainer, _first_batch(trainer, name), "eval", None))
 
 
 def _find_metric(trainer: Any, wanted: RequiredMetric, ignore_keys: list[str] | None) -> bool:
@@ -81,7 +81,7 @@ def _find_metric(trainer: Any, wanted: RequiredMetric, ignore_keys: list[str] | 
 
     try:
         trainer.compute_metrics = metrics if eval_loop.is_streaming(metrics) else remembers_errors
-        found = _metrics_of(trainer, _first_batch(trainer, wanted.eval_set), wanted.prefix, ignore_keys)
+        found = _measure_metrics(trainer, _first_batch(trainer, wanted.eval_set), wanted.prefix, ignore_keys)
     except Exception as error:
         if error not in raised or isinstance(error, HOPELESS):
             raise
@@ -127,7 +127,7 @@ def _look_at_metrics(trainer: Any, eval_set: str | None, ignore_keys: list[str] 
         eval_loop.warn_no_labels(label_names, batch.batch)
         return False
     try:
-        _metrics_of(trainer, batch, "eval" if eval_set is None else f"eval_{eval_set}", ignore_keys)
+        _measure_metrics(trainer, batch, "eval" if eval_set is None else f"eval_{eval_set}", ignore_keys)
     except TrainwrightError:
         raise
     except Exception as error:
@@ -140,14 +140,14 @@ def _first_batch(trainer: Any, eval_set: str | None) -> FirstBatch:
         return FirstBatch(trainer.get_eval_dataloader(eval_set))
 
 
-def _metrics_of(trainer: Any, batch: FirstBatch, prefix: str, ignore_keys: list[str] | None) -> dict[str, Any]:
+def _measure_metrics(trainer: Any, batch: FirstBatch, prefix: str, ignore_keys: list[str] | None) -> dict[str, Any]:
     """Returns the metrics of one batch; reports values that cannot be recorded."""
     with _rehearsing(trainer):
         how = {"ignore_keys": ignore_keys, "metric_key_prefix": prefix}
         loss_only = True if trainer.compute_metrics is None else None
         output = trainer.evaluation_loop(batch, "Evaluation", prediction_loss_only=loss_only, **how)
     metrics = dict(output.metrics or {})
-    record_of(metrics, Internals(trainer).run.progress.unrecordable)
+    make_record(metrics, Internals(trainer).run.progress.unrecordable)
     return metrics
 
 

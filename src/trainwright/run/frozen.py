@@ -16,10 +16,10 @@ import torch
 from trainwright.callbacks.flow import DefaultFlowCallback
 from trainwright.config import resolve
 from trainwright.config.fields import assign
-from trainwright.distributed.device import kind_of, tf32_switches
+from trainwright.distributed.device import get_kind, tf32_switches
 from trainwright.errors import ArgumentError
 from trainwright.run.internals import Internals
-from trainwright.run.pickling import state_of
+from trainwright.run.pickling import make_state
 
 AnyTrainer = Any  # a Trainer, or a subclass of the user's: the class is above this package
 
@@ -67,9 +67,9 @@ def freeze(
 def frozen(trainer: AnyTrainer, *, folder: str, device: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the parts of this trainer that another process needs to evaluate as it does."""
     args = copy.copy(trainer.args)
-    is_on_cpu = not kind_of(device).is_accelerator
+    is_on_cpu = not get_kind(device).is_accelerator
     assign(args, ALONE | {"use_cpu": is_on_cpu} | dict(settings))
-    if is_on_cpu and kind_of(trainer.args.device).is_accelerator:
+    if is_on_cpu and get_kind(trainer.args.device).is_accelerator:
         assign(args, ON_ANOTHER_KIND)
     args._n_gpu = 0 if is_on_cpu else 1
     nothing: dict[str, Any] = dict.fromkeys(
@@ -78,7 +78,7 @@ def frozen(trainer: AnyTrainer, *, folder: str, device: str, settings: Mapping[s
     copied = Internals(trainer).copied_for_evaluation(
         **nothing, args=args, model_wrapped=trainer.model, checkpoint_items={}
     )
-    state = state_of(copied) | {
+    state = make_state(copied) | {
         "callbacks": [DefaultFlowCallback],
         "state": replace(trainer.state, log_history=[]),
         "control": None,

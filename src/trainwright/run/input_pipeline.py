@@ -12,13 +12,13 @@ from trainwright._types import DataLoaderLike, DatasetLike, Model, has_length
 from trainwright.checkpoint import rng
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config import resolve
-from trainwright.config.behaviour import behaviour_of
-from trainwright.config.fields import value_of
+from trainwright.config.behaviour import get_behaviour
+from trainwright.config.fields import get_value
 from trainwright.config.rules.advice import saving_on_exception
 from trainwright.data import sampler_factory
 from trainwright.data.batcher import Batcher
 from trainwright.data.dataloader import build_dataloader, build_whole
-from trainwright.data.length_sampler import batch_order_of
+from trainwright.data.length_sampler import find_batch_order
 from trainwright.data.sources import plan_order
 from trainwright.engine.base import Engine
 from trainwright.errors import DataError
@@ -49,16 +49,16 @@ def evaluation_by_length(args: Any, dataset: DatasetLike, length_of: str | None,
     drawn.
     """
     plan = resolve.sampling(args, batch_size=args.eval_batch_size, seed=0, num_processes=1, length_of=length_of)
-    is_sorted = value_of(args, "eval_sampling_strategy") == "by_length" and not has_own_loop
+    is_sorted = get_value(args, "eval_sampling_strategy") == "by_length" and not has_own_loop
     if is_sorted and resolve.evaluation(args).joins_results:
         return sampler_factory.sorted_evaluation(dataset, plan)
-    if args.train_sampling_strategy != "group_by_length" or behaviour_of(args).evaluates_in_dataset_order:
+    if args.train_sampling_strategy != "group_by_length" or get_behaviour(args).evaluates_in_dataset_order:
         return None
     seed = args.seed if args.data_seed is None else args.data_seed
     return sampler_factory.evaluation_by_length(dataset, plan, torch.Generator().manual_seed(seed))
 
 
-def sampler_of(
+def choose_sampler(
     dataset: DatasetLike,
     sampler_fn: Callable[[Any], Any] | None,
     args: Any,
@@ -132,7 +132,7 @@ def make_dataloader(
 
 def samples_per_step(dataloader: DataLoaderLike, args: Any) -> int | None:
     """Returns the mean number of samples per step over all processes, if batch sizes vary; otherwise None."""
-    order = batch_order_of(dataloader)
+    order = find_batch_order(dataloader)
     if order is None:
         return None
     share = order.num_samples / max(len(order), 1)  # samples per batch

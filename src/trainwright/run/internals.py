@@ -147,9 +147,9 @@ class Internals:
         """Makes this the model of the trainer, on its device."""
         self._methods._adopt_model(self._trainer, model)
 
-    def steps_of_epoch(self, epoch: int) -> Iterator[Step]:
+    def iterate_steps(self, epoch: int) -> Iterator[Step]:
         """Returns the steps of an epoch, or its remaining steps after a resume."""
-        steps: Iterator[Step] = self._methods._steps_of_epoch(self._trainer, epoch)
+        steps: Iterator[Step] = self._methods._iterate_steps(self._trainer, epoch)
         return steps
 
     def open_repository(self) -> None:

@@ -13,7 +13,7 @@ from trainwright.run.parts import give_parts
 from trainwright.run.run import Run
 
 
-def state_of(trainer: Any) -> dict[str, Any]:  # any Trainer, or a subclass of the user's
+def make_state(trainer: Any) -> dict[str, Any]:  # any Trainer, or a subclass of the user's
     """Returns a trainer without its services and its run, of which callbacks, record and flags are kept."""
     internals = Internals(trainer)
     progress = internals.run.progress
@@ -32,7 +32,7 @@ def _without_process(callback: Any) -> Any:
 
 
 def restore(trainer: Any, state: dict[str, Any]) -> None:
-    """Restores the state of `state_of` in a trainer without attributes."""
+    """Restores the state of `make_state` in a trainer without attributes."""
     attributes = dict(state["attributes"])
     # Pickles of 0.3 have them among the attributes.
     older = {

@@ -137,7 +137,7 @@ def _random_states() -> rng.States:
     return rng.capture()
 
 
-def _kinds_of_state() -> list[Any]:
+def _find_shared_states() -> list[Any]:
     """Returns accelerate's classes with a dictionary shared by all instances."""
     state = sys.modules.get("accelerate.state")  # imported by the engine
     if state is None:
@@ -146,12 +146,12 @@ def _kinds_of_state() -> list[Any]:
 
 
 def _states() -> list[dict[str, Any]]:
-    return [dict(vars(kind())) if _is_initialized(kind) else {} for kind in _kinds_of_state()]
+    return [dict(vars(kind())) if _is_initialized(kind) else {} for kind in _find_shared_states()]
 
 
 def _put_states_back(before: list[dict[str, Any]]) -> None:
     """Restores the entries of each state; a state that did not exist becomes empty again."""
-    kinds = _kinds_of_state()
+    kinds = _find_shared_states()
     found = [vars(kind()) if _is_initialized(kind) else None for kind in kinds]
     for state, values in zip(found, before or [{} for _ in kinds], strict=True):
         if state is not None and state != values:

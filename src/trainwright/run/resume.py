@@ -18,9 +18,9 @@ from trainwright.capability_table import MADE
 from trainwright.checkpoint import rng
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.store import CheckpointStore, verified
-from trainwright.config.behaviour import behaviour_of
+from trainwright.config.behaviour import get_behaviour
 from trainwright.config.coerce import output_path
-from trainwright.config.fields import value_of
+from trainwright.config.fields import get_value
 from trainwright.config.plans import OPEN_END, StepPlan
 from trainwright.data.cursor import Cursor, LoaderState, WindowSize, plan_resume
 from trainwright.data.loader import Loader
@@ -125,7 +125,7 @@ def find_origin(args: Any) -> Origin | None:
 
 def check_cooldown(checkpoint: Checkpoint | None, args: Any) -> None:
     """Raises ArgumentError for a cooldown of a run that begins afresh: there is no rate to begin at."""
-    cooldown = value_of(args, "cooldown")
+    cooldown = get_value(args, "cooldown")
     if checkpoint is None and cooldown is not None:
         raise ArgumentError(
             f"cooldown={cooldown!r} begins at the rate of a checkpoint, and this run begins afresh. Pass branch_from "
@@ -180,7 +180,7 @@ def run_id_after(
     ahead = [
         step
         for step in store.steps()
-        if step > manifest.step and _is_whole_and_of(manifest.run_id, Checkpoint(store.path(step)))
+        if step > manifest.step and _is_whole_in_run(manifest.run_id, Checkpoint(store.path(step)))
     ]
     if copies is not None and not ahead:
         ahead = copies.find_steps_after(manifest)
@@ -195,7 +195,7 @@ def run_id_after(
     return new_run_id()
 
 
-def _is_whole_and_of(run_id: str, checkpoint: Checkpoint) -> bool:
+def _is_whole_in_run(run_id: str, checkpoint: Checkpoint) -> bool:
     is_of_run = checkpoint.manifest is not None and checkpoint.manifest.run_id == run_id
     return is_of_run and checkpoint.find_problem() is None
 
@@ -215,14 +215,14 @@ def initial_state(checkpoint: Checkpoint | None, stateful: list[Any]) -> Trainer
     saved = checkpoint.state
     return replace(
         saved,
-        best_model_checkpoint=best_of(saved, checkpoint.path.parent),
+        best_model_checkpoint=find_best(saved, checkpoint.path.parent),
         log_history=[*saved.log_history],
         stateful_callbacks=copy.deepcopy(saved.stateful_callbacks),
         trial_params=copy.deepcopy(saved.trial_params),
     )
 
 
-def batch_size_of(checkpoint: Checkpoint, args: Any, batch_size: int) -> int:
+def choose_batch_size(checkpoint: Checkpoint, args: Any, batch_size: int) -> int:
     """Returns the micro-batch size: with `auto_find_batch_size` that of the checkpoint, else `batch_size`."""
     found = checkpoint.state.train_batch_size if args.auto_find_batch_size else None
     if not found or found == batch_size:
@@ -231,7 +231,7 @@ def batch_size_of(checkpoint: Checkpoint, args: Any, batch_size: int) -> int:
     return found
 
 
-def best_of(state: TrainerState, folder: Path) -> str | None:
+def find_best(state: TrainerState, folder: Path) -> str | None:
     """Returns the current path of the best checkpoint, also if all checkpoints were moved together."""
     recorded = state.best_model_checkpoint
     if recorded is None:
@@ -318,7 +318,7 @@ def remaining_plan(
     be restored.
     """
     manifest = None if checkpoint is None else checkpoint.manifest
-    if manifest is None or manifest.cursor is None or not behaviour_of(args).resume_continues_at_data_position:
+    if manifest is None or manifest.cursor is None or not get_behaviour(args).resume_continues_at_data_position:
         return plan, ""
     cursor = Cursor.from_dict(manifest.cursor)
     other = position_in_other_data(cursor, loader, plan, step=manifest.step)
@@ -326,7 +326,7 @@ def remaining_plan(
         logger.warning("%s", other_data_message(cursor, other, skips=not args.ignore_data_skip))
         return plan, ""
     now = WindowSize(chunk=loader.position.chunk or chunk, micro_batches=plan.micro_batches)
-    before = WindowSize.of_checkpoint(manifest.cursor, world_size=manifest.world_size, now=now)
+    before = WindowSize.from_checkpoint(manifest.cursor, world_size=manifest.world_size, now=now)
     if args.ignore_data_skip:
         cursor = replace(cursor, samples=0)
     note = loader.position.check_resume(cursor, before=before, now=now, dataset=dataset)
@@ -402,7 +402,7 @@ def resume_loader(
 def load_rng(checkpoint: Checkpoint, *, rank: int, num_processes: int, step: int) -> None:
     """Loads random states; a process without any in the checkpoint derives its own from the step and its rank."""
     last = num_processes - 1
-    if rank == 0 and last > 0 and not checkpoint.has_random_states_of(last, num_processes):
+    if rank == 0 and last > 0 and not checkpoint.has_random_states(last, num_processes):
         logger.warning(
             "%s has no random states of process %d: fewer processes wrote it. Such processes get states derived from "
             "the step and their rank, so their random draws are new.",
@@ -489,7 +489,7 @@ def apply_new_settings(
             "; ".join(others),
         )
     is_new = not changed.keys().isdisjoint(schedules.SHAPES)
-    check_cooldown_alone(value_of(args, "cooldown"), [one for one in then.differences if one.name in schedules.SHAPES])
+    check_cooldown_alone(get_value(args, "cooldown"), [one for one in then.differences if one.name in schedules.SHAPES])
 
     if not is_own:
         warn_other_position(scheduler, then)
@@ -547,7 +547,7 @@ def warn_small_rate(scheduler: Any, args: Any, *, before: int, now: int) -> None
 def continue_schedule(scheduler: Any, args: Any, *, before: int, now: int, is_new: bool = False) -> None:
     """Continues a schedule of ours towards another number of steps without a jump; see `continue_towards`."""
     build = partial(schedules.schedule_for, args)
-    cooldown = value_of(args, "cooldown")
+    cooldown = get_value(args, "cooldown")
     schedules.continue_towards(scheduler, build, before=before, now=now, is_new=is_new, cooldown=cooldown)
 
 

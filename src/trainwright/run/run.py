@@ -21,7 +21,7 @@ from trainwright.callbacks.flow import end_after
 from trainwright.checkpoint import rng
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.config import resolve
-from trainwright.config.behaviour import behaviour_of
+from trainwright.config.behaviour import get_behaviour
 from trainwright.config.plans import StepPlan
 from trainwright.data.cursor import Cursor, WindowSize, plan_resume
 from trainwright.data.loader import Loader
@@ -293,7 +293,7 @@ class Run:
         assert self.loader is not None
         skips = not args.ignore_data_skip
         position = None
-        if behaviour_of(args).resume_continues_at_data_position:
+        if get_behaviour(args).resume_continues_at_data_position:
             position = resume.resume_loader(self.loader, checkpoint, engine, self.plan, skips=skips)
         if position is None:  # written by transformers, or to be resumed as it would: only the step is known
             epoch, steps = divmod(self.progress.state.global_step, steps_per_epoch)
@@ -342,7 +342,7 @@ class Run:
             follows_metrics=schedules.follows_metrics,
             saves_on_interrupt=resolve.checkpoint(args).saves_on_interrupt,
             random_states=input_pipeline.random_states(args),
-            behaviour=behaviour_of(args),
+            behaviour=get_behaviour(args),
             smaller_batches=SmallerMicroBatches(engine, rng) if args.auto_find_batch_size else None,
             **parts,
         )
@@ -558,7 +558,7 @@ class Run:
     def evaluating(self, rule: LossRule, device: torch.device) -> Iterator[None]:
         """Makes losses as in one process; recorded numbers and a kept state of the model are the evaluation's."""
         before = self.loss_rule, self.forward, self.is_evaluating
-        self.loss_rule = rule.of_one_process()
+        self.loss_rule = rule.for_one_process()
         self.forward = self._fresh_forward()
         self.is_evaluating = True
         try:

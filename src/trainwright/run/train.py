@@ -21,7 +21,7 @@ from trainwright.checkpoint import training_state
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.config import resolve
 from trainwright.config.coerce import output_path
-from trainwright.config.fields import value_of
+from trainwright.config.fields import get_value
 from trainwright.errors import ArgumentError
 from trainwright.evaluation.outputs import TrainOutput
 from trainwright.loop.fit import epochs, saving_last_step
@@ -74,11 +74,11 @@ def training(trainer: AnyTrainer, resume_from_checkpoint: str | bool | None, tri
         checkpointing.prepare_output(args, folder, is_fresh=run.checkpoint is None or run.begins_branch)
         if run.checkpoint is not None and origin is not None and run.begins_branch and args.should_save:
             origin.bring_along(run.checkpoint, output_path(args))
-        with build.callbacks_of_a_run(trainer.callback_handler, args, folder), run.under_way(services):
+        with build.run_callbacks(trainer.callback_handler, args, folder), run.under_way(services):
             prepare_model(trainer, trial, run.checkpoint)
             for model_ready in run.extensions.model_ready:
                 model_ready(run)
-            listening = run.progress.listening(grace_s=value_of(args, "signal_grace_s"))
+            listening = run.progress.listening(grace_s=get_value(args, "signal_grace_s"))
             with patched_model(trainer), listening, leaving_before_first_step(run):
                 yield run.checkpoint
                 services.writer.end()
@@ -128,7 +128,7 @@ def drive(
         run = internals.run
         with saving_last_step(run, trainer):
             for epoch in epochs(run, trainer, eval_on_start=trainer.args.eval_on_start):
-                yield from internals.steps_of_epoch(epoch)
+                yield from internals.iterate_steps(epoch)
         output: TrainOutput = trainer._finalize_training(None, run.plan.num_train_samples, run.progress.start_time)
         return output
 
@@ -149,7 +149,7 @@ def prepare_model(trainer: AnyTrainer, trial: Any, checkpoint: Checkpoint | None
     if checkpoint is not None:
         trainer._load_from_checkpoint(str(checkpoint))
         internals.checkpointer.check_finite(trainer.model, checkpoint)
-        trainer._train_batch_size = resume.batch_size_of(checkpoint, trainer.args, trainer._train_batch_size)
+        trainer._train_batch_size = resume.choose_batch_size(checkpoint, trainer.args, trainer._train_batch_size)
     checks.check_trainable(trainer.model, getattr(trainer.args, "mixed_precision", "no"))
 
 
@@ -313,7 +313,7 @@ def prepare_run(
         from trainwright.checkpoint import extra_state
 
         extra_state.check_extra_states(engine.unwrap(model))
-    training_state.states_of_items(training_state.read_items(trainer))  # raises now the errors of the first save
+    training_state.collect_item_states(training_state.read_items(trainer))  # raises now the errors of the first save
     run.begin(
         engine,
         args,
@@ -338,7 +338,7 @@ def prepare_run(
         internals.checkpointer.read_extensions(run, checkpoint)
     for begin in run.extensions.begin:
         begin(run)
-    checkpointing.states_of_extensions(run)  # raises now the errors of the first save
+    checkpointing.collect_extension_states(run)  # raises now the errors of the first save
 
 
 CHECKED_METRICS = "metrics   compute_metrics was called once with one batch, to check it before step 1"

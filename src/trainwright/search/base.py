@@ -194,7 +194,7 @@ def default_compute_objective(metrics: dict[str, float]) -> float:
     return sum(scores.values()) if scores else metrics["eval_loss"]
 
 
-def values_of(objective: Objective) -> list[float]:
+def to_list(objective: Objective) -> list[float]:
     """Returns one objective or several as a list."""
     return [float(value) for value in (objective if isinstance(objective, (list, tuple)) else (objective,))]
 
@@ -202,7 +202,7 @@ def values_of(objective: Objective) -> list[float]:
 def is_better(one: Objective, other: Objective, directions: Sequence[str]) -> bool:
     """Returns True if one objective is better than another; of several, all at least as good and one better."""
     signs = [1 if direction == "minimize" else -1 for direction in directions]
-    gains = [sign * (theirs - mine) for sign, mine, theirs in zip(signs, values_of(one), values_of(other), strict=True)]
+    gains = [sign * (theirs - mine) for sign, mine, theirs in zip(signs, to_list(one), to_list(other), strict=True)]
     return all(gain >= 0 for gain in gains) and any(gain > 0 for gain in gains)
 
 
@@ -266,13 +266,13 @@ def check_names(args: Arguments, params: object) -> None:
         raise SearchSpaceError(
             f"hp_space returned {type(params).__name__}; it must return a dict from names of arguments to values."
         )
-    _refuse(problem for name in params if (problem := overrides.problem_of_name(args, name)))
+    _refuse(problem for name in params if (problem := overrides.find_name_problem(args, name)))
     if settled := tuple(name for name in params if overrides.is_settled(name)):
-        _warn_of_settled(settled)
+        _warn_settled(settled)
 
 
 @cache
-def _warn_of_settled(names: tuple[str, ...]) -> None:
+def _warn_settled(names: tuple[str, ...]) -> None:
     logger.warning(
         "%s cannot differ between trials and has no effect in hp_space: it is read once, when the Trainer is "
         "constructed. Set it in the arguments.",
@@ -283,7 +283,7 @@ def _warn_of_settled(names: tuple[str, ...]) -> None:
 def check_values(args: Arguments, values: Iterable[tuple[str, object]]) -> None:
     """Raises SearchSpaceError that names the values which their fields cannot hold."""
     varied = [(name, value) for name, value in values if not overrides.is_settled(name)]
-    _refuse(problem for name, value in varied if (problem := overrides.problem_of_value(args, name, value)))
+    _refuse(problem for name, value in varied if (problem := overrides.find_value_problem(args, name, value)))
 
 
 def check_options(given: Params, known: Iterable[str], *, backend: str) -> None:

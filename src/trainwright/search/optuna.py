@@ -88,7 +88,7 @@ class OptunaBackend:
                 study.optimize(one, n_trials=num_trials, **how)
             if one.mistake is not None:
                 raise one.mistake
-        return _same(host, lambda: best_of(study, attempts))
+        return _same(host, lambda: find_best(study, attempts))
 
 
 def _same(host: TrainerHandle, decide: Callable[[], BestRun | list[BestRun]]) -> BestRun | list[BestRun]:
@@ -163,7 +163,7 @@ def take_up(study: optuna.Study) -> int:
     return num_done
 
 
-def best_of(study: optuna.Study, attempts: TrialRunner) -> BestRun | list[BestRun]:
+def find_best(study: optuna.Study, attempts: TrialRunner) -> BestRun | list[BestRun]:
     """Returns the best trial of the study, including trials of earlier runs; SearchError if no trial was completed."""
     if not any(trial.state == TrialState.COMPLETE for trial in study.get_trials(deepcopy=False)):
         attempts.require_one()

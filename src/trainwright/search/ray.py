@@ -17,7 +17,7 @@ from ray.tune.schedulers import FIFOScheduler
 
 from trainwright._types import JSONObject, json_value, write_text
 from trainwright.config.coerce import output_path
-from trainwright.config.fields import value_of
+from trainwright.config.fields import get_value
 from trainwright.distributed.device import ray_resources
 from trainwright.errors import SearchError, SearchSpaceError
 from trainwright.search import base, search_record
@@ -85,10 +85,10 @@ class RayBackend:
         found = SearchRecord(directions=list(plan.directions), backend=self.name)
         for trial in analysis.trials:
             found.add(
-                _record_of(trial, host.folder_of(TrialSpec(id=trial.trial_id, params=trial.config), trial.config))
+                _make_record(trial, host.folder_of(TrialSpec(id=trial.trial_id, params=trial.config), trial.config))
             )
         found.write(folder)
-        scope = os.environ.get("RAY_SCOPE") or value_of(host.args, "ray_scope")
+        scope = os.environ.get("RAY_SCOPE") or get_value(host.args, "ray_scope")
         best = analysis.get_best_trial(metric=OBJECTIVE, mode=plan.directions[0][:3], scope=scope)
         if best is None:
             raise SearchError("\n  ".join([f"None of {len(found.trials)} trials has an objective.", *found.errors()]))
@@ -113,7 +113,7 @@ def train_one(config: JSONObject, make: Callable[[], TrainerHandle]) -> None:
         ray.tune.report({**outcome.metrics, OBJECTIVE: outcome.objective})
 
 
-def _record_of(trial: Trial, folder: str) -> TrialRecord:
+def _make_record(trial: Trial, folder: str) -> TrialRecord:
     """Returns the record of a trial: as it wrote it itself, or from its reports if it was ended."""
     seconds = (trial.last_result or {}).get("time_total_s")
     path = Path(folder) / TRIAL_NAME

@@ -24,7 +24,7 @@ from trainwright._types import JSONObject, counted, json_value, without_tokens, 
 from trainwright.config.coerce import output_path
 from trainwright.errors import SearchError, SearchSpaceError
 from trainwright.search import base
-from trainwright.search.base import SearchPlan, TrainerHandle, Trial, TrialResult, TrialSpec, is_better, values_of
+from trainwright.search.base import SearchPlan, TrainerHandle, Trial, TrialResult, TrialSpec, is_better, to_list
 from trainwright.support.door import MALFORMED, OwnFolder, RelativeName, parse_number, read_json
 
 logger = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ def _check_search(found: SearchRecord) -> None:
 
 def finished(id: str, params: JSONObject, outcome: TrialResult) -> TrialRecord:
     """Makes the record of a completed or pruned trial; a non-finite objective counts as failed."""
-    values = [] if outcome.objective is None else values_of(outcome.objective)
+    values = [] if outcome.objective is None else to_list(outcome.objective)
     is_bad = not all(math.isfinite(value) for value in values)
     if is_bad:
         state = FAILED
@@ -149,7 +149,7 @@ def finished(id: str, params: JSONObject, outcome: TrialResult) -> TrialRecord:
         state=state,
         params=params,
         values=values,
-        curve=[[step, values_of(objective)] for step, objective in outcome.curve],
+        curve=[[step, to_list(objective)] for step, objective in outcome.curve],
         metrics=outcome.metrics,
         error=f"the objective is {outcome.objective}" if is_bad else None,
         folder=outcome.folder,

@@ -54,7 +54,7 @@ def search(
     plan = base.make_plan(
         space=space, num_trials=num_trials, direction=direction, compute_objective=compute_objective, options=options
     )
-    chosen.check(host_of(trainer), plan)
+    chosen.check(make_trainer_handle(trainer), plan)
     internals = Internals(trainer)
     running = SearchState(
         backend=chosen,
@@ -75,9 +75,9 @@ def search(
     try:
         for kind in added:
             handler.add_callback(kind)
-        best = chosen.run(host_of(trainer), plan)
+        best = chosen.run(make_trainer_handle(trainer), plan)
         for one in best if isinstance(best, list) else [best]:
-            entry = TrialRecord(one.run_id, search_record.FINISHED, one.hyperparameters, base.values_of(one.objective))
+            entry = TrialRecord(one.run_id, search_record.FINISHED, one.hyperparameters, base.to_list(one.objective))
             show_lines(trainer.args, search_record.table(entry, plan.directions))
     finally:  # the trainer is as it was made, with a new model
         for kind in added:
@@ -91,7 +91,7 @@ def search(
     return best
 
 
-def host_of(trainer: Any) -> TrainerHandle:
+def make_trainer_handle(trainer: Any) -> TrainerHandle:
     """Facts that the backend may ask for."""
     args = trainer.args
     output_dir = output_path(trainer.args)
@@ -101,7 +101,7 @@ def host_of(trainer: Any) -> TrainerHandle:
         num_processes=Internals(trainer).engine.num_processes,
         run=partial(run_trial, trainer),
         check=lambda params: with_overrides(Internals(trainer).search.args, params),
-        folder_of=lambda offer, trial: folder_of_trial(output_dir, offer, trial, hp_name=trainer.hp_name),
+        folder_of=lambda offer, trial: trial_folder(output_dir, offer, trial, hp_name=trainer.hp_name),
         find_checkpoint=_newest_in,
         agree=lambda decide: Internals(trainer).engine.agree(decide),
         pack=partial(_packed, trainer),
@@ -137,7 +137,7 @@ def run_trial(trainer: Any, offer: TrialSpec, trial: Trial) -> TrialResult:
         release(trainer)
 
 
-def arguments_of_trial(search: SearchState) -> Any:
+def make_trial_arguments(search: SearchState) -> Any:
     """Returns the given arguments with the values of the current trial."""
     args = with_overrides(search.args, {**search.offer.params})
     args.resume_from_checkpoint = None  # the script's setting does not apply to trials
@@ -199,7 +199,7 @@ def _keep(trainer: Any, search: SearchState) -> None:
             store.remove(step)
 
 
-def folder_of_trial(output_dir: str, offer: TrialSpec, trial: Trial, *, hp_name: Callable[[Any], str] | None) -> str:
+def trial_folder(output_dir: str, offer: TrialSpec, trial: Trial, *, hp_name: Callable[[Any], str] | None) -> str:
     """Returns the directory of a trial: `run-<id>` in the output directory, or the name given by `hp_name`."""
     return os.path.join(output_dir, f"run-{offer.id}" if hp_name is None else str(hp_name(trial)))
 
@@ -245,4 +245,4 @@ def _packed(trainer: Any) -> Callable[[], TrainerHandle]:
     args.output_dir = output_path(args)  # paths must be valid there too
     search = replace(search, args=args, plan=replace(search.plan, options={}))
     parts = {"args": args, "model": None, "model_wrapped": None, "optimizer": None, "lr_scheduler": None}
-    return partial(host_of, Internals(trainer).copied_for_trial(search, **parts))
+    return partial(make_trainer_handle, Internals(trainer).copied_for_trial(search, **parts))

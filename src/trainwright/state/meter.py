@@ -63,17 +63,17 @@ class LossMeter:
         if len(self._losses) >= COMPACT_AFTER:
             self._pack()
 
-    def of_this_step(self) -> torch.Tensor:
+    def sum_step(self) -> torch.Tensor:
         """Returns the sum of the losses since the last step ended, on the device."""
-        losses = self._losses_of_this_step()
+        losses = self._take_step_losses()
         return losses[0] if len(losses) == 1 else torch.stack([loss.reshape(()).float() for loss in losses]).sum()
 
-    def read_loss_of_this_step(self) -> float:
+    def read_step_loss(self) -> float:
         """Returns the sum of the losses since the last step ended; for losses in main memory, so nothing waits."""
-        losses = self._losses_of_this_step()
+        losses = self._take_step_losses()
         return losses[0].item() if len(losses) == 1 else sum([loss.item() for loss in losses])
 
-    def _losses_of_this_step(self) -> list[torch.Tensor]:
+    def _take_step_losses(self) -> list[torch.Tensor]:
         num_before = self._num_steps[-1] if self._num_steps else 0
         return self._losses[num_before - self._num_packed :]
 

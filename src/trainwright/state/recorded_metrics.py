@@ -155,7 +155,7 @@ class RecordedMetrics:
         self._entries.append(Entry(name, step, number, weighing))
         self._reductions[name] = reduce
 
-    def add_of_collator(self, metrics: object, *, step: int = 0, share: float = 1.0) -> None:
+    def add_from_collator(self, metrics: object, *, step: int = 0, share: float = 1.0) -> None:
         """Records the numbers that a collator put into a batch as `METRICS`."""
         if not isinstance(metrics, dict):
             raise ArgumentError(

@@ -111,7 +111,7 @@ def count_tokens(inputs: Mapping[str, Any], model: Model, processing_class: Any,
         )
         return 0
     if mode == "non_padding":
-        packed = _real_tokens_of_rows(inputs)
+        packed = _select_real_tokens(inputs)
         if packed is not None:
             return packed
         if "attention_mask" in inputs:
@@ -129,7 +129,7 @@ def _tell(model: Model, text: str) -> None:
         logger.warning("%s", text)
 
 
-def _real_tokens_of_rows(inputs: Mapping[str, Any]) -> torch.Tensor | None:
+def _select_real_tokens(inputs: Mapping[str, Any]) -> torch.Tensor | None:
     """Tokens of packed rows; None for other batches.
 
     Padding at a row's end repeats one position id that neither starts a sample nor continues the last one.

@@ -40,7 +40,7 @@ class Counterpart:
             _join(cls, module)
 
 
-def is_of_original(cls: type, thing: object) -> bool:
+def is_counterpart(cls: type, thing: object) -> bool:
     """Returns True if a class is the original's counterpart of a class of ours that `thing` is an instance of."""
     ours = _ours.get(cls)
     return ours is not None and isinstance(thing, ours)

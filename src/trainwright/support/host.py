@@ -49,7 +49,7 @@ def num_cpus() -> int | None:
 
 
 @cache  # a fork has another id
-def start_of(pid: int) -> float:
+def read_start_time(pid: int) -> float:
     """Returns when a process that runs began, in seconds since the epoch."""
     import psutil
 
@@ -115,7 +115,7 @@ def is_process_alive(pid: int, *, began: float | None = None) -> bool:
         return False
 
 
-def place_of_this_process() -> tuple[str, str]:
+def find_process_scope() -> tuple[str, str]:
     """Returns the scope of a process number: the machine; its boot and process namespace, "" if there are none."""
     return socket.gethostname(), _boot_and_namespace()
 

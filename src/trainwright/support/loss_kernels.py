@@ -351,7 +351,7 @@ class _Swap:
             bias = None if bias is None else bias.to(dtype)
         with torch.autocast(kind, enabled=False):
             if hidden.is_cpu:  # elsewhere their number would have to be waited for
-                total, losses = self._of_labelled(hidden, weight, bias, targets)
+                total, losses = self._compute_labelled(hidden, weight, bias, targets)
             else:
                 total, losses = self.kernel(hidden, weight, bias, targets, self.cap)
         self.token_losses = None if losses is None else losses.view(shift_labels.shape)
@@ -361,7 +361,7 @@ class _Swap:
             num_items_in_batch = num_items_in_batch.to(total.device)
         return total / num_items_in_batch
 
-    def _of_labelled(
+    def _compute_labelled(
         self, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Computes the kernel for the tokens with a label only: in chats most tokens have none."""

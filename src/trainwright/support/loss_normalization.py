@@ -201,7 +201,7 @@ class LossRule:
             loss = loss * share
         return loss if micro_batches == share == 1 else loss / micro_batches
 
-    def mean_of(self, loss: torch.Tensor, batch: Batch, num_items: torch.Tensor | int | None) -> torch.Tensor:
+    def compute_mean(self, loss: torch.Tensor, batch: Batch, num_items: torch.Tensor | int | None) -> torch.Tensor:
         """Returns the mean loss of a micro-batch, given the result of `compute_loss`."""
         if num_items is None or not self._arrives_scaled(num_items) or not has_labels(batch):
             return loss
@@ -249,7 +249,7 @@ class LossRule:
         auxiliary = outputs.get("aux_loss")
         return None if auxiliary is None else self.aux_coefficient * auxiliary
 
-    def of_one_process(self) -> LossRule:
+    def for_one_process(self) -> LossRule:
         """The same for a loss that is not averaged over processes: an evaluation's."""
         return self if self.num_processes == 1 else replace(self, num_processes=1)
 

@@ -99,7 +99,7 @@ def _keeps_attention(context: object, operation: Any, *args: object, **kwargs: o
 def _checkpointed_layers(
     model: nn.Module, options: Options, *, every_n_layers: int, offload: bool, pins_memory: bool
 ) -> Iterator[None]:
-    layers = _layers_of(model)[::every_n_layers]
+    layers = _find_layers(model)[::every_n_layers]
     if not layers:
         raise ModelError(
             f"activation_checkpointing=True, but {type(model).__name__} has no ModuleList or Sequential whose layers "
@@ -125,7 +125,7 @@ def _checkpointed(forward: Forward, options: Options, *, offload: bool, pins_mem
     return run
 
 
-def _layers_of(model: nn.Module) -> list[nn.Module]:
+def _find_layers(model: nn.Module) -> list[nn.Module]:
     """Members of the outermost lists of layers."""
     for kind in (nn.ModuleList, nn.Sequential):
         lists = [module for module in model.modules() if type(module) is kind]
@@ -164,7 +164,7 @@ def compiled_blocks(model: nn.Module, *, backend: str | None, mode: str | None) 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
     """Returns layers, made of modules, of which there are several of one class; the outermost ones."""
-    layers = _layers_of(model)
+    layers = _find_layers(model)
     for found in (layers, [child for parent in model.modules() for child in parent.children()]):
         made = [layer for layer in found if any(layer.children()) and not isinstance(layer, NOT_CALLED)]
         counts = Counter(map(type, made))
@@ -218,7 +218,7 @@ def _compile_block(block: nn.Module, compiled: tuple[Forward, Forward], undo: Ex
         block.forward = forward
 
 
-def attention_of(core: nn.Module) -> str | None:
+def read_attention(core: nn.Module) -> str | None:
     """Returns the attention implementation of a model of transformers that can be exchanged; None of another."""
     if not hasattr(core, "set_attn_implementation") or getattr(core.config, "output_attentions", False):
         return None
@@ -230,7 +230,7 @@ def attention_of(core: nn.Module) -> str | None:
 def with_attention(model: nn.Module, name: str | None) -> Iterator[None]:
     """Trains with an attention implementation of transformers while it lasts; None: with the model's own."""
     core: Any = core_model(model)
-    before = attention_of(core)
+    before = read_attention(core)
     if name is None or before in (None, name):
         yield
         return

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from trainwright.support.door import OwnFolder
-from trainwright.support.host import is_process_alive, place_of_this_process
+from trainwright.support.host import find_process_scope, is_process_alive
 
 PREFIX = "trainwright"
 
@@ -57,7 +57,7 @@ def remove_left(place: Path, start: str, end: str = "") -> None:
 
 def _owner() -> tuple[str, str, str, str]:
     """Returns machine, boot and namespace in letters and digits, and the number of this process."""
-    host, place = place_of_this_process()
+    host, place = find_process_scope()
     boot, _, namespace = place.partition(" ")
     return _short(host), _short(boot), _short(namespace), str(os.getpid())
 

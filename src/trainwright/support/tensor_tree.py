@@ -22,13 +22,13 @@ def map_nested(function: Callable[[Any], Any], value: Any) -> Any:
     return function(value)
 
 
-def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+def iterate_tensors(value: Any) -> Iterator[torch.Tensor]:
     """Yields the tensors of a nested value, in order."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (Mapping, list, tuple)):
         for part in value.values() if isinstance(value, Mapping) else value:
-            yield from tensors_of(part)
+            yield from iterate_tensors(part)
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
@@ -108,7 +108,7 @@ def find_batch_size(tensors: Any) -> int | None:
     return int(tensors.shape[0]) if getattr(tensors, "ndim", 0) >= 1 else None
 
 
-def num_samples_of(batch: Any) -> int | None:
+def count_samples(batch: Any) -> int | None:
     """Counts the samples of a batch.
 
     A list of samples that no collator has joined has one entry for each, and so has a list in a mapping without tensors

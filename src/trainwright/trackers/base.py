@@ -74,14 +74,14 @@ def client(name: str, module: str, package: str | None = None) -> Client:
     return imported
 
 
-def settings_of(args: Arguments, model: object) -> Values:
+def collect_settings(args: Arguments, model: object) -> Values:
     """Merges the model's configuration and the arguments, which win, as plain values without secrets."""
-    settings = {**config_of(model), **args.to_dict()}
+    settings = {**read_model_config(model), **args.to_dict()}
     adapters = getattr(model, "peft_config", None)
     return settings if adapters is None else {"peft_config": adapters, **settings}
 
 
-def config_of(model: object) -> Values:
+def read_model_config(model: object) -> Values:
     """Returns the model's configuration as a dict; empty if it has none."""
     config: Any = getattr(model, "config", None)
     if config is None:
@@ -382,7 +382,7 @@ class TrackerCallback(TrainerCallback, TiedToProcess):
         delivered = max(steps, default=0)
         for step, values in known.logs():
             if delivered < step <= self._resumed_at:
-                self.send(values, as_of(state, step, values))
+                self.send(values, at_step(state, step, values))
 
     def remember(self, args: Arguments, handle: str) -> None:
         """Writes the id of this run at the service into the journal, so that a resume continues the same run."""
@@ -403,11 +403,11 @@ class TrackerCallback(TrainerCallback, TiedToProcess):
         for step, values in record.read(output_path(args)).logs():
             now = {name: value for name, value in values.items() if (step, name) in missed}
             if now:
-                self.send(now, as_of(state, step, values))
+                self.send(now, at_step(state, step, values))
             self._missed.difference_update({key for key in missed if key[0] == step})
 
 
-def as_of(state: TrainerState, step: int, values: Mapping[str, object]) -> TrainerState:
+def at_step(state: TrainerState, step: int, values: Mapping[str, object]) -> TrainerState:
     """Returns a copy of the record with step and epoch of an earlier log."""
     then = copy.copy(state)
     then.global_step = step

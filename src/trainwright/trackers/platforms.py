@@ -28,11 +28,11 @@ from trainwright.trackers.base import (
     Client,
     TrackerCallback,
     client,
+    collect_settings,
     is_set,
     logger,
     numbers,
     rewrite_logs,
-    settings_of,
 )
 
 PAUSE_S = 5.0  # between two posts to Kubeflow
@@ -77,7 +77,7 @@ class WandbCallback(TrackerCallback, original=TRACKERS_OF_TRANSFORMERS):
             project = os.environ.get("WANDB_PROJECT") or args.project or "huggingface"
             self._run = self._wandb.init(project=project, **self._names(args, state))
             self.remember(args, self._run.id)
-        self._run.config.update(settings_of(args, model), allow_val_change=True)
+        self._run.config.update(collect_settings(args, model), allow_val_change=True)
         self._run.define_metric("train/global_step")
         self._run.define_metric("*", step_metric="train/global_step", step_sync=True)
         if hasattr(model, "num_parameters"):
@@ -172,7 +172,7 @@ class MLflowCallback(TrackerCallback, original=TRACKERS_OF_TRANSFORMERS):
         return str(self._client.create_run(number, run_name=args.run_name, tags=tags).info.run_id)
 
     def _describe(self, args: Arguments, model: object) -> None:
-        settings = settings_of(args, model)
+        settings = collect_settings(args, model)
         settings = flat(settings) if is_set("MLFLOW_FLATTEN_PARAMS") else settings
         short = {name: value for name, value in settings.items() if len(str(value)) <= LONGEST_VALUE}
         if len(short) < len(settings):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.config.coerce import output_path
-from trainwright.config.fields import value_of
+from trainwright.config.fields import get_value
 from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError
 from trainwright.journal.record import flat
@@ -23,10 +23,10 @@ from trainwright.trackers.base import (
     Client,
     TrackerCallback,
     client,
+    collect_settings,
     is_set,
     numbers,
     rewrite_logs,
-    settings_of,
 )
 
 
@@ -53,7 +53,7 @@ class ClearMLCallback(TrackerCallback, original=TRACKERS_OF_TRANSFORMERS):
             )
             self.remember(args, self._clearml_task.id)
         self._clearml_task.connect(args.to_dict(), "Transformers")
-        if config := base.config_of(model):
+        if config := base.read_model_config(model):
             self._clearml_task.set_configuration_object(name="Model Configuration", config_dict=config)
 
     def send(self, values: dict[str, object], state: TrainerState) -> None:
@@ -119,7 +119,7 @@ class CometCallback(TrackerCallback, original=TRACKERS_OF_TRANSFORMERS):
         # in the main thread: of an offline experiment that was opened here nothing would be kept.
         atexit.register(self._experiment.end)
         self.remember(args, self._experiment.get_key())
-        self._experiment.log_parameters(flat({"args": args.to_dict(), "config": base.config_of(model)}))
+        self._experiment.log_parameters(flat({"args": args.to_dict(), "config": base.read_model_config(model)}))
         if state.is_hyper_param_search:
             self._experiment.log_optimization(optimization_id=state.trial_name, parameters=state.trial_params)
 
@@ -257,7 +257,7 @@ class NeptuneCallback(TrackerCallback, original=TRACKERS_OF_TRANSFORMERS):
         root = self._run[self._base]
         if self._log_parameters:
             root["trainer_parameters"] = self._neptune.utils.stringify_unsupported(args.to_sanitized_dict())
-            if config := base.config_of(model):
+            if config := base.read_model_config(model):
                 root["model_parameters"] = self._neptune.utils.stringify_unsupported(config)
         if state.is_hyper_param_search:
             root["trial"] = state.trial_name
@@ -307,7 +307,7 @@ class SwanLabCallback(TrackerCallback, original=TRACKERS_OF_TRANSFORMERS):
             run = self._swanlab.init(project=os.environ.get("SWANLAB_PROJECT"), **known)
             if getattr(run, "id", None) is not None:
                 self.remember(args, str(run.id))
-        settings = settings_of(args, model)
+        settings = collect_settings(args, model)
         if hasattr(model, "num_parameters"):
             settings["model_num_parameters"] = model.num_parameters()
         self._swanlab.config.update(settings)
@@ -352,7 +352,7 @@ class TensorBoardCallback(TrackerCallback, original=TRACKERS_OF_TRANSFORMERS):
         if state.is_hyper_param_search and state.trial_name is not None:
             self.logging_dir = os.path.join(default, state.trial_name)
         if self.logging_dir is None:
-            self.logging_dir = value_of(args, "logging_dir")
+            self.logging_dir = get_value(args, "logging_dir")
         if self.logging_dir is None:
             self.logging_dir = self._handle or default
         if self.tb_writer is None:
@@ -393,7 +393,7 @@ class TrackioCallback(TrackerCallback, original=TRACKERS_OF_TRANSFORMERS):
         self._static_space_id: str | None = None
 
     def setup(self, args: Arguments, state: TrainerState, model: object, **kwargs: object) -> None:
-        settings = settings_of(args, model)
+        settings = collect_settings(args, model)
         if hasattr(model, "num_parameters"):
             settings["model/num_parameters"] = model.num_parameters()
         name = state.trial_name or args.run_name or self._handle

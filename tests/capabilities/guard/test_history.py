@@ -112,7 +112,7 @@ def test_a_guard_decides_by_the_accepted_values_of_both_histories(stream: str) -
     for step in range(300):
         loss = STREAMS[stream](draw, step)
         norm = abs(STREAMS[stream](draw, step))
-        meter = SimpleNamespace(read_loss_of_this_step=lambda loss=loss: loss)
+        meter = SimpleNamespace(read_step_loss=lambda loss=loss: loss)
         progress = SimpleNamespace(meter=meter, state=TrainerState(), window=None, clock=Clock())
         run: Any = SimpleNamespace(progress=progress, extensions=SimpleNamespace(listen_anew=lambda: None))
         is_spike = len(losses) >= 5 and (by_definition(losses, loss, 3.0) or by_definition(norms, norm, 3.0))

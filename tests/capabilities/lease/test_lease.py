@@ -29,7 +29,7 @@ def left_by(folder: Path, *, number: int = 1, age_s: float = 0.0, **facts: Any) 
     """A lease file of another run; by default of this very process, which does not hold it."""
     folder.mkdir(exist_ok=True)
     path = folder / f".lease-{number}.json"
-    path.write_text(json.dumps(asdict(replace(Holder.of_this_process(), **facts))))
+    path.write_text(json.dumps(asdict(replace(Holder.for_this_process(), **facts))))
     os.utime(path, (time.time() - age_s,) * 2)
     return path
 
@@ -325,7 +325,7 @@ def test_a_run_without_a_lease_takes_it_before_its_first_save(tmp_path: Path) ->
 
 def test_a_draft_that_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     left = tmp_path / ".lease.0123.partial"
-    dead = replace(Holder.of_this_process(), pid=2**22 + 1)
+    dead = replace(Holder.for_this_process(), pid=2**22 + 1)
     left.write_text(json.dumps(asdict(dead)))
     lease = Lease(tmp_path)
     assert lease.attempt() is None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trainwright.capabilities.mirror.shares import owner_of
+from trainwright.capabilities.mirror.shares import find_owner
 
 from ..._support.stores import fresh_url
 from ..._support.two_processes import run
@@ -34,7 +34,7 @@ def assert_each_read_its_own(read: list[dict[str, int]], sizes: dict[str, int]) 
     """Each byte of the checkpoint was requested once, and the files of a process by that process."""
     assert not read[0].keys() & read[1].keys()
     assert read[0] | read[1] == {name: size for name, size in sizes.items() if size > 0}
-    owners: dict[str, Any] = {name: owner_of(name) for name in sizes}
+    owners: dict[str, Any] = {name: find_owner(name) for name in sizes}
     assert {0, 1} <= {*owners.values()}
     for rank in (0, 1):
         assert {name for name, owner in owners.items() if owner == rank} <= read[rank].keys()

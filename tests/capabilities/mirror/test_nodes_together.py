@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trainwright.capabilities.mirror.shares import owner_of
+from trainwright.capabilities.mirror.shares import find_owner
 
 from ..._support.stores import fresh_url
 from ..._support.two_processes import run
@@ -41,7 +41,7 @@ def test_each_node_sends_what_its_processes_wrote(tmp_path: Path, servers: Calla
         assert one["left"] == []
         shards = [name for name in one["sent"] if name.endswith(".distcp")]
         assert shards
-        assert {owner_of(name) for name in shards} == {rank}
+        assert {find_owner(name) for name in shards} == {rank}
     assert "pytorch_model_fsdp_0/.metadata" in told[0]["sent"]
 
 
@@ -52,4 +52,4 @@ def test_what_a_node_cannot_send_the_first_one_sends(tmp_path: Path, servers: Ca
         assert one["same"]
         assert one["problems"] == []
         assert one["steps"][0] == 6
-    assert {0, 1} <= {owner_of(name) for name in told[0]["sent"]}
+    assert {0, 1} <= {find_owner(name) for name in told[0]["sent"]}

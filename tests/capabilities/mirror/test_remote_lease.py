@@ -55,7 +55,7 @@ class Aged(RemoteStore):
 
 def left_by(store: RemoteStore, number: int = 1, **facts: Any) -> Holder:
     """A lease of another run; by default of another machine."""
-    holder = replace(Holder.of_this_process(), **{"host": "elsewhere"} | facts)
+    holder = replace(Holder.for_this_process(), **{"host": "elsewhere"} | facts)
     store.overwrite(f".lease-{number}.json", json.dumps(asdict(holder)).encode())
     return holder
 
@@ -91,7 +91,7 @@ def test_a_second_run_of_the_process_is_refused(store_url: str) -> None:
 
 def test_a_killed_run_of_this_machine_does_not_block(store_url: str) -> None:
     store = RemoteStore(store_url)
-    here = Holder.of_this_process()
+    here = Holder.for_this_process()
     left_by(store, host=here.host, pid=unused_pid())
     lease = RemoteLease(store)
     assert lease.attempt() is None
@@ -166,7 +166,7 @@ class Late(RemoteStore):
 @pytest.mark.parametrize("num_runs", [1, 2, 3])
 def test_a_run_that_looked_long_ago_takes_nothing_from_a_live_one(store_url: str, num_runs: int) -> None:
     """It found a stale lease, which others have taken, released and taken again, until it goes on."""
-    here = Holder.of_this_process()
+    here = Holder.for_this_process()
     store = RemoteStore(store_url)
     left_by(store, host=here.host, pid=unused_pid())
     others = [RemoteLease(RemoteStore(store_url)) for _ in range(num_runs)]

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from trainwright.capabilities.mirror.shares import owner_of, shares
+from trainwright.capabilities.mirror.shares import find_owner, shares
 from trainwright.checkpoint.rng import file_name
 
 WHOLE = [
@@ -24,14 +24,14 @@ WHOLE = [
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_files_of_the_whole_run_belong_to_nobody(name: str) -> None:
-    assert owner_of(name) is None
+    assert find_owner(name) is None
 
 
 @pytest.mark.parametrize("rank", [0, 7, 130])
 def test_files_of_a_process_are_its_own(rank: int) -> None:
     names = [file_name(rank, 200, name) for name in ("rng_state.pth", "extension_states.pt", "data_position.pth")]
     names += [file_name(rank, 200, "ledger.parquet"), f"optimizer_0/__{rank}_0.distcp"]
-    assert [owner_of(name) for name in names] == [rank] * 5
+    assert [find_owner(name) for name in names] == [rank] * 5
 
 
 @pytest.mark.parametrize("ranks", [[0], [0, 1], [4, 5, 6, 7]])

@@ -30,7 +30,7 @@ class AtOnce(list[Any]):
 def test_a_global_index_is_a_row_of_a_source() -> None:
     mixed = MixtureDataset({"code": ["a", "b"], "none": [], "chat": AtOnce("cde"), "last": []})
     assert (len(mixed), mixed.names, mixed.offsets) == (5, ["code", "none", "chat", "last"], [0, 2, 2, 5])
-    assert [mixed.source_of(index) for index in range(5)] == [
+    assert [mixed.find_source(index) for index in range(5)] == [
         ("code", 0),
         ("code", 1),
         ("chat", 0),

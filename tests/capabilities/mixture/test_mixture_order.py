@@ -399,10 +399,10 @@ def test_another_mixture_of_formed_batches_is_refused_within_an_epoch() -> None:
         for one in orders
     ]
     from trainwright.data.cursor import WindowSize
-    from trainwright.data.positions import position_of
+    from trainwright.data.positions import make_position
 
     size = WindowSize(chunk=1, micro_batches=1)
-    before, now = map(position_of, loaders)
+    before, now = map(make_position, loaders)
     assert before.check_resume(before.cursor(0, 3), before=size, now=size, dataset=dataset) == ""
     with pytest.raises(DataError, match="another mixture"):
         now.check_resume(before.cursor(0, 3), before=size, now=size, dataset=dataset)

@@ -326,7 +326,7 @@ def test_samples_are_named_as_they_were_trained() -> None:
 
     def window(iterator: Any, size: int) -> Any:
         loader.begin_window()
-        return loader.ids_of([next(iterator) for _ in range(size)])
+        return loader.read_ids([next(iterator) for _ in range(size)])
 
     epoch = loader.epoch(0)
     assert window(epoch, 2) == [[0, 2], [3, 4]]

@@ -263,9 +263,9 @@ def test_what_a_collator_records_is_checked(tmp_path: Path) -> None:
     recorded = RecordedMetrics()
     for wrong, message in ((1.0, "is a float"), ({"a": {"valeu": 1}}, "wrong is valeu"), ({"a": {}}, "wrong is value")):
         with pytest.raises(ArgumentError, match=message):
-            recorded.add_of_collator(wrong)
+            recorded.add_from_collator(wrong)
     for share in (0.25, 0.75):  # parts of a micro-batch that was cut have its numbers once
-        recorded.add_of_collator({"n": {"value": torch.tensor(4), "reduce": "sum"}, "m": {"value": 3}}, share=share)
+        recorded.add_from_collator({"n": {"value": torch.tensor(4), "reduce": "sum"}, "m": {"value": 3}}, share=share)
     recorded.add("m", 1.0)
     recorded.read_with(torch.zeros(()))
     assert recorded.take() == {"n": 4.0, "m": 2.0}

@@ -84,7 +84,7 @@ def test_one_is_named_once_until_it_is_as_fast_as_others_again(caplog: pytest.Lo
     engine: Any = SimpleNamespace(
         device=torch.device("cpu"),
         modules_that_wait=lambda model: [],
-        objects_of_replicas=lambda place: [place, (1, "far", "cpu:1")],
+        gather_replica_objects=lambda place: [place, (1, "far", "cpu:1")],
     )
     slow_processes = SlowRanks(engine, "nowhere")
     slow_processes.begin(run)
@@ -201,7 +201,7 @@ def test_on_device_forward_passes_and_their_waiting_are_told_apart_by_events(
     time_passes: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With events that stand in for those of a device, since a host has none."""
-    monkeypatch.setattr(extension, "kind_of", lambda device: SimpleNamespace(has_streams=True))
+    monkeypatch.setattr(extension, "get_kind", lambda device: SimpleNamespace(has_streams=True))
     model = layers(time_passes)
     state = SimpleNamespace(global_step=0, is_world_process_zero=True)
     clock = Clock()
@@ -213,7 +213,7 @@ def test_on_device_forward_passes_and_their_waiting_are_told_apart_by_events(
     engine: Any = SimpleNamespace(
         device=torch.device("cpu"),
         modules_that_wait=lambda model: [model, model[0], model[1][0]],
-        objects_of_replicas=lambda place: [place],
+        gather_replica_objects=lambda place: [place],
     )
     slow = SlowRanks(engine, "nowhere")
     slow.begin(run)

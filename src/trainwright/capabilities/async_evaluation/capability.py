@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from trainwright.capability import Capability, Extension, Moment, Others, RunContext
 from trainwright.config import resolve
-from trainwright.config.fields import value_of
+from trainwright.config.fields import get_value
 from trainwright.distributed.device import device_variables
 from trainwright.distributed.world import without_launcher
 
@@ -25,7 +25,7 @@ WATCH = "watch"  # value of eval_async: processes of `trainwright eval RUN --wat
 def make(context: RunContext, others: Others) -> Extension | None:
     """Returns the extension through which another process evaluates."""
     args = context.args
-    wanted = value_of(args, "eval_async")
+    wanted = get_value(args, "eval_async")
     if not wanted or args.eval_strategy == "no":
         return None
     from trainwright.capabilities.async_evaluation.evaluators import Watchers
@@ -34,8 +34,8 @@ def make(context: RunContext, others: Others) -> Extension | None:
     def make_evaluator(requests: Requests) -> Evaluator:
         if wanted == WATCH:
             return Watchers(requests)
-        limit_s = float(value_of(args, "hang_timeout")) or None
-        device = str(value_of(args, "eval_device"))
+        limit_s = float(get_value(args, "hang_timeout")) or None
+        device = str(get_value(args, "eval_device"))
 
         def freeze(path: Path) -> None:
             context.freeze(
@@ -53,7 +53,7 @@ def make(context: RunContext, others: Others) -> Extension | None:
         context.engine,
         context.hooks,
         make_evaluator=make_evaluator,
-        skips=value_of(args, "eval_queue") == "skip",
+        skips=get_value(args, "eval_queue") == "skip",
         is_timed=resolve.checkpoint(args).max_train_s is not None,
         rotate=context.rotate,
     )

@@ -24,7 +24,7 @@ from trainwright.capabilities.async_evaluation.requests import (
     Request,
     Requests,
     Result,
-    items_of,
+    parse_list,
 )
 from trainwright.checkpoint import rng
 from trainwright.checkpoint.store import CheckpointStore
@@ -113,7 +113,7 @@ class AsyncEvaluation(Extension):
     def load_state_dict(self, state: StateDict) -> None:
         """Takes over the evaluations that were open in a checkpoint; CheckpointError if it says something else."""
         try:
-            self._owed = [Request.from_dict(values) for values in items_of(state.get("open", []))]
+            self._owed = [Request.from_dict(values) for values in parse_list(state.get("open", []))]
         except (AttributeError, ValueError) as error:
             raise CheckpointError(
                 f"The open evaluations of the checkpoint cannot be read: {error}. Resume from another checkpoint, or "
@@ -331,7 +331,7 @@ class AsyncEvaluation(Extension):
             if result.missing:
                 logger.error("Step %d has no evaluation: %s.", request.step, result.missing.rstrip("."))
             else:
-                with as_of(request, run) as told:
+                with at_step(request, run) as told:
                     self._tell(run, request, result)
                 self._is_decided = told.is_stopped
             if run.progress.state.is_world_process_zero:
@@ -439,7 +439,7 @@ class Told:
 
 
 @contextmanager
-def as_of(request: Request, run: Run) -> Iterator[Told]:
+def at_step(request: Request, run: Run) -> Iterator[Told]:
     """Context in which the record has the step of an evaluation; flags that are set before stay set."""
     progress = run.progress
     state = progress.state

@@ -86,8 +86,8 @@ class Request:
                 epoch=parse_number(values["epoch"], least=0.0),
                 max_steps=sys.maxsize if values["max_steps"] == sys.maxsize else parse_step(values["max_steps"]),
                 num_tokens=parse_step(values["num_tokens"]),
-                parts=tuple(RelativeName.parse(part) for part in items_of(values["parts"])),
-                ignore_keys=None if keys is None else tuple(map(_text, items_of(keys))),
+                parts=tuple(RelativeName.parse(part) for part in parse_list(values["parts"])),
+                ignore_keys=None if keys is None else tuple(map(_text, parse_list(keys))),
             )
         except MALFORMED as error:
             raise ValueError(f"it is not a request for an evaluation: {error}") from error
@@ -131,7 +131,7 @@ class Result:
         return cls(events=events, metrics=metrics)
 
 
-def items_of(value: object) -> list[Any]:
+def parse_list(value: object) -> list[Any]:
     """Returns a list that was read; ValueError if it is none, or too long."""
     if not isinstance(value, list):
         raise ValueError(f"a list was expected, not {type(value).__name__}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainwright.config.enums import word
-from trainwright.config.fields import value_of
+from trainwright.config.fields import get_value
 from trainwright.config.protocol import Arguments
 from trainwright.config.rules.stages import Stage, idle_family, rule
 
@@ -12,13 +12,13 @@ SETTINGS_OF_PROCESS = ("eval_device", "eval_queue")
 
 @rule(Stage.CONSTRUCTION, "eval_async", "eval_device")
 def known_evaluator(args: Arguments) -> str | None:
-    wanted = value_of(args, "eval_async")
+    wanted = get_value(args, "eval_async")
     if not isinstance(wanted, bool) and wanted != "watch":
         return (
             f"eval_async={wanted!r} is not one of True (a process of the run evaluates), 'watch' (`trainwright eval "
             "RUN --data FILE --watch` does) and False."
         )
-    device = value_of(args, "eval_device")
+    device = get_value(args, "eval_device")
     kind, _, number = str(device).partition(":")
     is_known = kind.isalpha() and (number.isdigit() or str(device) == kind)
     if not is_known or (kind == "cpu" and number):
@@ -28,7 +28,7 @@ def known_evaluator(args: Arguments) -> str | None:
 
 @rule(Stage.CONSTRUCTION, "eval_async", "save_strategy")
 def best_is_known_at_its_step(args: Arguments) -> str | None:
-    if not value_of(args, "eval_async") or args.save_strategy != "best":
+    if not get_value(args, "eval_async") or args.save_strategy != "best":
         return None
     return (
         "save_strategy='best' saves a step when its evaluation is the best, and with eval_async the weights have moved "
@@ -39,7 +39,7 @@ def best_is_known_at_its_step(args: Arguments) -> str | None:
 
 @rule(Stage.CONSTRUCTION, "eval_async", "lr_scheduler_type")
 def rate_does_not_wait_for_metrics(args: Arguments) -> str | None:
-    if not value_of(args, "eval_async") or args.lr_scheduler_type not in ("reduce_lr_on_plateau", "greedy"):
+    if not get_value(args, "eval_async") or args.lr_scheduler_type not in ("reduce_lr_on_plateau", "greedy"):
         return None
     return (
         f"lr_scheduler_type={word(args.lr_scheduler_type)!r} follows the metric of an evaluation, which comes steps "
@@ -50,10 +50,10 @@ def rate_does_not_wait_for_metrics(args: Arguments) -> str | None:
 
 @rule(Stage.ADVICE, "eval_async", "eval_strategy", *SETTINGS_OF_PROCESS)
 def evaluation_beside_nothing(args: Arguments) -> str | None:
-    wanted = value_of(args, "eval_async")
+    wanted = get_value(args, "eval_async")
     if not wanted:
         return idle_family(args, SETTINGS_OF_PROCESS, "without eval_async")
     if args.eval_strategy == "no":
         return "eval_async has no effect with eval_strategy='no': no evaluation is due."
-    on_another = value_of(args, "eval_device") != "cpu"
+    on_another = get_value(args, "eval_device") != "cpu"
     return "eval_device has no effect with eval_async='watch'." if wanted == "watch" and on_another else None

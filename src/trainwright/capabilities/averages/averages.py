@@ -19,7 +19,7 @@ import torch
 from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
 from trainwright.capabilities.averages.plan import AveragePlan
-from trainwright.capabilities.averages.saved import Add, mean_of, widened
+from trainwright.capabilities.averages.saved import Add, compute_mean, widened
 
 Tensors = list[torch.Tensor]
 
@@ -113,7 +113,7 @@ class LatestAverage:
             entry += [one.clone() for one in weights]
 
     def mean(self) -> Tensors:
-        return mean_of(self._entries)
+        return compute_mean(self._entries)
 
     @property
     def kept(self) -> list[Tensors]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from trainwright.capability import Capability, Extension, Others, RunContext
-from trainwright.config.fields import value_of
+from trainwright.config.fields import get_value
 
 
 def make(context: RunContext, others: Others) -> Extension | None:
     """Returns the average of a run that keeps one."""
     run = context.run
-    wanted = value_of(context.args, "average")
+    wanted = get_value(context.args, "average")
     if wanted is None:
         return None
     from trainwright.capabilities.averages.extension import WeightAverages

@@ -190,10 +190,10 @@ class WeightAverages(Extension):
                 counted(len(missing), "parameter"),
                 missing[0],
             )
-        entries = [[self._part_of(copy, name, checkpoint.path) for name in self._averaged] for copy in copies]
+        entries = [[self._take_part(copy, name, checkpoint.path) for name in self._averaged] for copy in copies]
         self._average.load(state["num"], entries)
 
-    def _part_of(self, copy: dict[str, torch.Tensor], name: str, path: Path) -> torch.Tensor:
+    def _take_part(self, copy: dict[str, torch.Tensor], name: str, path: Path) -> torch.Tensor:
         """Returns this process's part of a saved tensor."""
         parameter = self._averaged[name]
         here = local_part(parameter)
@@ -204,7 +204,7 @@ class WeightAverages(Extension):
                 f"The average in {path} has {name} in the shape {tuple(copy[name].shape)}, and the model has "
                 f"{tuple(parameter.shape)}. Resume with the model of that run, or with average=None."
             )
-        part = self._engine.part_of_tensor(parameter, copy[name])
+        part = self._engine.take_tensor_part(parameter, copy[name])
         return part.to("cpu" if self._plan.in_host_memory else here.device)
 
     def close(self) -> None:

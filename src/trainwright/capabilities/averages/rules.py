@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainwright.config.fields import value_of
+from trainwright.config.fields import get_value
 from trainwright.config.protocol import Arguments
 from trainwright.config.rules.stages import Stage, evaluates_again, rule
 
@@ -10,12 +10,12 @@ from trainwright.config.rules.stages import Stage, evaluates_again, rule
 @evaluates_again
 def averaged_weights(args: Arguments) -> str | None:
     """Each set is evaluated with the average too, under its name."""
-    return None if value_of(args, "average") is None else "average"
+    return None if get_value(args, "average") is None else "average"
 
 
 @rule(Stage.CONSTRUCTION, "average")
 def known_average(args: Arguments) -> str | None:
-    wanted = value_of(args, "average")
+    wanted = get_value(args, "average")
     if wanted is None:
         return None
     from trainwright.capabilities.averages.plan import parse_average
@@ -31,7 +31,7 @@ def known_average(args: Arguments) -> str | None:
 def best_by_the_average(args: Arguments) -> str | None:
     """The first evaluation has this metric only if the average begins with the run; the best weights are not it."""
     metric = str(args.metric_for_best_model).removeprefix("eval_")
-    wanted = value_of(args, "average")
+    wanted = get_value(args, "average")
     if wanted is None or not metric.startswith("average_"):
         return None
     start = wanted.get("start", 0) if isinstance(wanted, dict) else 0

@@ -25,7 +25,7 @@ def widened(tensor: torch.Tensor, *, copy: bool = False) -> torch.Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32), copy=copy)
 
 
-def mean_of(entries: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+def compute_mean(entries: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
     """Returns the mean of lists of tensors with the same shapes, in fp32 or wider, as new tensors."""
     first, *others = entries
     means = [widened(one, copy=True) for one in first]
@@ -61,4 +61,4 @@ def read_average(checkpoint: Path) -> dict[str, torch.Tensor]:
             "that was saved after the average began."
         )
     copies: list[dict[str, torch.Tensor]] = state["copies"]
-    return dict(zip(copies[0], mean_of([list(copy.values()) for copy in copies]), strict=True))
+    return dict(zip(copies[0], compute_mean([list(copy.values()) for copy in copies]), strict=True))

@@ -15,7 +15,7 @@ from trainwright._types import QUARANTINE_NAME, JSONObject, StateDict
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.store import CheckpointStore, verified
-from trainwright.config.fields import value_if_known, value_of
+from trainwright.config.fields import get_value, value_if_known
 from trainwright.errors import ArgumentError, CheckpointError, CheckpointNotFoundError
 from trainwright.support.door import MALFORMED, OwnFolder, RelativeName
 
@@ -116,7 +116,7 @@ class BranchOrigin:
 
 def find_origin(args: Any) -> BranchOrigin | None:  # arguments of transformers too
     """Returns the origin of a run with `branch_from`."""
-    path = value_of(args, "branch_from")
+    path = get_value(args, "branch_from")
     return None if path is None else BranchOrigin(path, value_if_known(args, "checkpoint_mirror"))
 
 

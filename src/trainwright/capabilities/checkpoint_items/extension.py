@@ -58,10 +58,10 @@ class CheckpointItems(Extension):
         """Writes the states of each replica into its own file; all processes must call it."""
         if not self._items:
             return
-        states = training_state.states_of_items(self._items)
+        states = training_state.collect_item_states(self._items)
         if self._engine.num_replicas > 1:  # they are sent to the writing process
             states = map_tensors(lambda tensor: tensor.detach().cpu(), states)
-        every = self._engine.objects_of_replicas(states)
+        every = self._engine.gather_replica_objects(states)
 
         def write(copied: list[dict[str, StateDict]]) -> None:
             for rank, one in enumerate(copied):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from trainwright.capability import Capability, Extension, Others, RunContext
-from trainwright.config.fields import value_of
+from trainwright.config.fields import get_value
 
 
 def make(context: RunContext, others: Others) -> Extension | None:
     """Returns the receiver of commands, if a run takes some or repeats them."""
-    wanted = value_of(context.args, "live_control")
+    wanted = get_value(context.args, "live_control")
     if not wanted:
         return None
     from trainwright.capabilities.control.extension import LiveControl

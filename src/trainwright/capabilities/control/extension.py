@@ -145,7 +145,7 @@ class LiveControl(Extension):
         """Takes messages, as long as few wait to be carried out, and refuses those that are no commands."""
         for number, content in self._inbox.take(MOST_WAITING - len(self._arrived)):
             try:
-                self._arrived.append(order_of(content, number))
+                self._arrived.append(parse_order(content, number))
             except ArgumentError as error:
                 self._inbox.answer(number, {"step": None, "refused": str(error)})
 
@@ -252,7 +252,7 @@ ACTIONS: Mapping[str, Callable[[LiveControl, Run, float], None]] = {
 }
 
 
-def order_of(content: object, number: str) -> Order:
+def parse_order(content: object, number: str) -> Order:
     """Reads a message; ArgumentError if it is no command."""
     message: JSONObject = content if isinstance(content, dict) else {}
     words = message.get("words")

@@ -29,7 +29,7 @@ from trainwright.capabilities.mixture.dataset import MixtureDataset
 from trainwright.capabilities.mixture.order import Breakpoint, Floats, Integers, MixtureOrder, ShareCurve
 from trainwright.data.cursor import OrderKind
 from trainwright.data.order import GOLDEN_RATIO, Exclusion, FeistelOrder, Order, random_bits
-from trainwright.data.seeding import seed_of
+from trainwright.data.seeding import derive_seed
 from trainwright.errors import ArgumentError, DataError, did_you_mean
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class LedgerColumns:
     last_step: Array
 
     @classmethod
-    def of(cls, ledger: Ledger, dataset: MixtureDataset, *, step: int) -> LedgerColumns:
+    def from_ledger(cls, ledger: Ledger, dataset: MixtureDataset, *, step: int) -> LedgerColumns:
         """Copies the columns of a ledger, extended to all samples."""
         num = len(dataset)
         rows = [len(source) for source in dataset.sources.values()]
@@ -95,7 +95,7 @@ class LedgerColumns:
         ones = np.ones(len(visited), np.int64)
         losses = np.linspace(0.5, 2.0, len(visited))
         ledger.add(visited, step=ones, visits=ones, tokens=ones, loss_sum=losses)
-        return cls.of(ledger, dataset, step=step)
+        return cls.from_ledger(ledger, dataset, step=step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,10 +330,10 @@ class CurriculumOrder(Order, Sampler[int]):
 
     def _by_weight(self, segment: Segment, positions: NDArray[np.uint64]) -> Integers:
         rounds, places = np.divmod(positions, np.uint64(self.num_samples))
-        seed = seed_of((self.seed, segment.start))
+        seed = derive_seed((self.seed, segment.start))
         sums = segment.sums
         if self._shuffles:
-            places = FeistelOrder(self.num_samples, seed).of_passes(places, rounds)
+            places = FeistelOrder(self.num_samples, seed).order_passes(places, rounds)
         shifts = (random_bits((rounds + np.uint64(seed)) * GOLDEN_RATIO) >> np.uint64(11)) * 2.0**-53
         found: Integers = np.searchsorted(sums, (places + shifts) * (sums[-1] / self.num_samples), side="right")
         found[found == self.num_samples] = np.searchsorted(sums, sums[-1])  # rounding may reach the end of the line

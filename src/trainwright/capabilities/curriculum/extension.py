@@ -50,7 +50,7 @@ class Steps(NamedTuple):
     per_epoch: int
     end: int  # end of an epoch's last step
 
-    def end_of(self, step: int) -> int:
+    def find_end(self, step: int) -> int:
         """Returns the position after an optimizer step."""
         epoch = max(step - 1, 0) // self.per_epoch
         return epoch * self.num_samples + min((step - epoch * self.per_epoch) * self.size, self.end)
@@ -160,7 +160,7 @@ class CurriculumRun(Extension):
         """Returns the last step, after the previous one, at or before a position at which weights are due."""
         step = self._asked
         following = self._curriculum.step_after(self._asked)
-        while following is not None and self._steps.end_of(following) <= position:
+        while following is not None and self._steps.find_end(following) <= position:
             step = following
             following = self._curriculum.step_after(following)
         return step
@@ -168,8 +168,8 @@ class CurriculumRun(Extension):
     def _look_ahead(self) -> None:
         """Updates the position at which weights are due next, and up to which the order is known until then."""
         step = self._curriculum.step_after(self._asked)
-        self._due = float("inf") if step is None else self._steps.end_of(step)
-        self._order.end = self._steps.end_of(step) + self._lead if step else None
+        self._due = float("inf") if step is None else self._steps.find_end(step)
+        self._order.end = self._steps.find_end(step) + self._lead if step else None
 
     @property
     def _lead(self) -> int:
@@ -193,11 +193,11 @@ class CurriculumRun(Extension):
         step = self._last_due(position)
         self._samples.joined()
         assert self._samples.ledger is not None
-        columns = LedgerColumns.of(self._samples.ledger, self._dataset, step=step)
+        columns = LedgerColumns.from_ledger(self._samples.ledger, self._dataset, step=step)
         if step and not columns.visits.any():
             logger.warning("The curriculum's ledger is empty: no micro-batch was trained by Trainer.training_step.")
         weights = self._engine.agree(lambda: self._call(columns, f"after step {step}"))
-        start = max(self._steps.end_of(step) + self._lead, position) if step else 0
+        start = max(self._steps.find_end(step) + self._lead, position) if step else 0
         self._order.add(start, weights, position=position)
         self._asked = step
         self._look_ahead()

@@ -121,7 +121,7 @@ class ExpertLoad(Extension):
         if self._run is None or not self._counts:
             return
         joined = torch.cat(list(self._counts.values()))
-        every: list[int] = self._run.setup.engine.sum_of_tokens(joined).tolist()
+        every: list[int] = self._run.setup.engine.sum_tokens(joined).tolist()
         for name, counts in self._counts.items():
             own = [every.pop(0) for _ in range(len(counts))]
             before = self._totals.get(name, [0] * len(own))

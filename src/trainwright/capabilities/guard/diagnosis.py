@@ -37,7 +37,7 @@ def find_bad_parts(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:
         STATE: list(_bad_states(named, optimizer)),
         RATE: list(_bad_rates(optimizer)),
     }
-    return {part: _first_of(names) for part, names in found.items() if names}
+    return {part: _join_first(names) for part, names in found.items() if names}
 
 
 def find_bad_parts_anywhere(
@@ -74,5 +74,5 @@ def _bad_rates(optimizer: Optimizer) -> Iterator[str]:
     yield from (str(rate) for rate in rates if not math.isfinite(rate))
 
 
-def _first_of(names: list[str]) -> str:
+def _join_first(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"

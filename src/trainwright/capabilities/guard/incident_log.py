@@ -91,14 +91,14 @@ class IncidentLog:
         if incident.kind == NON_FINITE and incident.action in ("skip", "stop") and is_first:
             self.check_parts(f"Step {incident.step}: {incident.what}")
         if incident.action == "stop":
-            raise error_of(incident.kind)(incident.text)
+            raise find_error(incident.kind)(incident.text)
         if 0 < self._max_skipped <= self.in_a_row:
-            raise error_of(incident.kind)(
+            raise find_error(incident.kind)(
                 f"{counted(self.in_a_row, 'step')} in a row {'was' if self.in_a_row == 1 else 'were'} skipped "
                 f"(max_skipped_steps={self._max_skipped}). {incident.text}"
             )
         if 0 < self._max_share * SHARE_OF < len(self._recent):
-            raise error_of(incident.kind)(
+            raise find_error(incident.kind)(
                 f"{len(self._recent)} of the last {SHARE_OF} steps were skipped "
                 f"(max_skipped_share={self._max_share:g}). {incident.text}"
             )
@@ -163,6 +163,6 @@ class IncidentLog:
             logger.warning("More bad steps: %s.", steps)
 
 
-def error_of(kind: str) -> type[BadStepError]:
+def find_error(kind: str) -> type[BadStepError]:
     """Returns the error class for a kind of incident."""
     return SpikeError if kind == SPIKE else NonFiniteError

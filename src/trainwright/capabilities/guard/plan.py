@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 
 from trainwright.config import resolve
-from trainwright.config.fields import value_of
+from trainwright.config.fields import get_value
 from trainwright.config.protocol import Arguments
 
 
@@ -27,5 +27,5 @@ class GuardPlan:
 
 def make_plan(args: Arguments) -> GuardPlan:
     """Returns the policies for bad steps."""
-    plan = GuardPlan(**{field.name: value_of(args, field.name) for field in fields(GuardPlan)})
+    plan = GuardPlan(**{field.name: get_value(args, field.name) for field in fields(GuardPlan)})
     return replace(plan, on_nonfinite=resolve.nonfinite_policy(args))

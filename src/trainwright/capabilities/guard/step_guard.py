@@ -46,12 +46,12 @@ import torch
 from trainwright._types import Batch, JSONObject, Optimizer, is_count
 from trainwright.capabilities.guard.diagnosis import WEIGHTS
 from trainwright.capabilities.guard.history import NO_BOUND, SpikeHistory
-from trainwright.capabilities.guard.incident_log import Diagnose, IncidentLog, Record, error_of
+from trainwright.capabilities.guard.incident_log import Diagnose, IncidentLog, Record, find_error
 from trainwright.capabilities.guard.plan import GuardPlan
 from trainwright.capabilities.guard.rollback import Rollback
 from trainwright.capability_table import FILES
 from trainwright.checkpoint.training_state import save_json
-from trainwright.distributed.device import DelayedScalar, kind_of
+from trainwright.distributed.device import DelayedScalar, get_kind
 from trainwright.loop.extension import Decision, Extension, MicroBatch, Run, SavedRun, Sink, StepFacts
 from trainwright.loop.incident import NON_FINITE, SPIKE, Incident
 from trainwright.optim.schedules import schedule_memory
@@ -243,7 +243,7 @@ class HostGuard(Extension):
         progress = facts.run.progress
         spikes = self._spikes
         norm = read(facts.grad_norm)
-        loss = self._loss_of(progress)
+        loss = self._measure_loss(progress)
         if spikes is not None and LOWEST <= norm <= spikes.norm_bound and LOWEST <= loss <= spikes.loss_bound:
             spikes.losses.append(loss)
             spikes.norms.append(norm)
@@ -292,7 +292,7 @@ class HostGuard(Extension):
         if action == "rollback":
             assert self._rollback is not None
             progress.is_updating = True  # an error from here on saves nothing
-            step = self._rollback.go_back(error_of(kind))
+            step = self._rollback.go_back(find_error(kind))
             self._log.check_parts(
                 f"Step {progress.state.global_step + 1}: {what}; the snapshot of step {step} is not better"
             )
@@ -300,10 +300,10 @@ class HostGuard(Extension):
         self._log.add(incident, may_end=may_end)
         return Decision.APPLY if action == "warn" else Decision.SKIP
 
-    def _loss_of(self, progress: Progress) -> float:
+    def _measure_loss(self, progress: Progress) -> float:
         if self._is_alone:
-            return progress.meter.read_loss_of_this_step()
-        return read(loss_of(progress, self._mean)) if self._reads_loss else 0.0
+            return progress.meter.read_step_loss()
+        return read(average_step_loss(progress, self._mean)) if self._reads_loss else 0.0
 
     def window(self, batches: Sequence[Batch]) -> None:
         """Copies the state before the first step, if a policy rolls back to it."""
@@ -438,7 +438,7 @@ class DeviceGuard(Extension):
             return self._at_once.decide(facts)
         is_made = self._policy == "warn"
         assert isinstance(grad_norm, torch.Tensor)
-        zero = grad_norm * 0.0 + loss_of(progress, self._mean) * 0.0 if is_made else grad_norm * 0.0
+        zero = grad_norm * 0.0 + average_step_loss(progress, self._mean) * 0.0 if is_made else grad_norm * 0.0
         torch.ne(zero, 0.0, out=self._found_inf)
         self._flag.send(self._found_inf)
         if not is_made:
@@ -540,7 +540,7 @@ def make_guard(
     )
     spikes = None if plan.on_spike == "off" else Spikes(plan)
     needs_host = spikes is not None or rollback is not None or was_updated is not None
-    if kind_of(device).skips_in_optimizer and takes_found_inf(optimizer) and not needs_host:
+    if get_kind(device).skips_in_optimizer and takes_found_inf(optimizer) and not needs_host:
         return DeviceGuard(policy, log, optimizer, device=device, mean=mean, writes=writes)
     is_alone = mean is None and device.type == "cpu"
     return HostGuard(policy, log, spikes, rollback, was_updated, mean=mean, is_alone=is_alone, writes=writes)
@@ -567,9 +567,9 @@ def is_guard_state(state: JSONObject) -> bool:
     return all(map(is_count, counts)) and all(isinstance(one, float) and math.isfinite(one) for one in values)
 
 
-def loss_of(progress: Progress, mean: Mean | None) -> torch.Tensor:
+def average_step_loss(progress: Progress, mean: Mean | None) -> torch.Tensor:
     """Returns the loss of the current step on its device, averaged over all processes."""
-    loss = progress.meter.of_this_step()
+    loss = progress.meter.sum_step()
     return loss if mean is None else mean(loss)
 
 

@@ -21,12 +21,12 @@ from trainwright.capabilities.incidents.probe import (
     entries_not_finite,
     find_bad_rows,
     probe,
-    rows_of,
+    select_rows,
     weights_not_finite,
 )
 from trainwright.checkpoint import async_writer, rng
 from trainwright.checkpoint.rng import States
-from trainwright.config.fields import value_of
+from trainwright.config.fields import get_value
 from trainwright.data.loader import Loader
 from trainwright.engine.base import Engine
 from trainwright.errors import BundleError
@@ -140,7 +140,7 @@ def bad_rows(
         size = find_batch_size(batch) or 1
 
         def is_bad(some: Sequence[int], batch: Batch = batch, size: int = size) -> bool:
-            part = MicroBatchPart(rows_of(batch, some, size), of_micro_batch=len(some) / size)
+            part = MicroBatchPart(select_rows(batch, some, size), of_micro_batch=len(some) / size)
             found = probe(model, lambda: iter([_loss(hooks, run, model, window, part)]))
             kind = error.partition(":")[0]
             return found.error.partition(":")[0] == kind if error else not found.error and not found.is_finite
@@ -274,5 +274,5 @@ def about(window: Window, seen: Evidence, *, run: RecordedRun, args: Any, engine
         "device": engine.device.type,
         "environment": record.environment(engine.device),
         "arguments": record.changed_arguments(args),
-        "loss_settings": {name: value_of(args, name) for name in LOSS_SETTINGS},
+        "loss_settings": {name: get_value(args, name) for name in LOSS_SETTINGS},
     }

@@ -63,13 +63,13 @@ class ForwardStates:
             return
         self._is_first = False
         after = self._capture_all()
-        if self._same(_of_host(self._newest), _of_host(after)):
+        if self._same(_select_host(self._newest), _select_host(after)):
             self._capture = self._capture_torch
         if self._same(self._newest, after):
             self.is_needed = False
             self._kept.clear()
 
-    def of(self, batches: Sequence[Any]) -> States | None:
+    def select_moving(self, batches: Sequence[Any]) -> States | None:
         """Returns the states before the forward passes of a window, for those generators that the model uses.
 
         `batches` must be the same list object as in the step. None if they were not kept.
@@ -77,5 +77,5 @@ class ForwardStates:
         return self._kept.get(id(batches)) if self.is_needed else {}
 
 
-def _of_host(states: States) -> States:
+def _select_host(states: States) -> States:
     return {name: states[name] for name in OF_HOST}

@@ -16,7 +16,7 @@ from torch import nn
 
 from trainwright._types import Batch, JSONObject, without_tokens
 from trainwright.support.model_modes import unchanged_model
-from trainwright.support.tensor_tree import map_nested, tensors_of
+from trainwright.support.tensor_tree import iterate_tensors, map_nested
 
 MOST_PARAMETERS = 5  # number of parameters with the largest gradients to report
 MOST_PROBES = 64  # limit for trials with parts of a batch, when searching for a sample
@@ -92,7 +92,7 @@ def probe(model: nn.Module, losses: Losses, *, backward: bool = True) -> Finding
 
 def is_finite(value: Any) -> bool:
     """Returns True if no tensor in a nested value has NaN or infinity."""
-    return all(bool(t.isfinite().all()) for t in tensors_of(value) if t.is_floating_point())
+    return all(bool(t.isfinite().all()) for t in iterate_tensors(value) if t.is_floating_point())
 
 
 @contextmanager
@@ -105,7 +105,7 @@ def _hooks(model: nn.Module, found: Findings) -> Iterator[None]:
             found.module = names[module]
             found.inputs_are_finite = is_finite(inputs)
             found.is_root = module is model
-        for tensor in tensors_of(outputs):
+        for tensor in iterate_tensors(outputs):
             if tensor.requires_grad:
                 tensor.register_hook(lambda gradient: look(gradient, names[module]))  # type: ignore[no-untyped-call]
 
@@ -121,7 +121,7 @@ def _hooks(model: nn.Module, found: Findings) -> Iterator[None]:
             handle.remove()
 
 
-def rows_of(batch: Batch, rows: Sequence[int], size: int) -> Batch:
+def select_rows(batch: Batch, rows: Sequence[int], size: int) -> Batch:
     """Returns some samples of a batch of `size`; entries without that first dimension are returned whole."""
     if not isinstance(batch, Mapping):
         return _rows(batch, rows, size)

@@ -29,7 +29,7 @@ from trainwright.checkpoint import rng
 from trainwright.checkpoint.manifest import Manifest, describe_files
 from trainwright.checkpoint.rng import States
 from trainwright.checkpoint.store import CheckpointStore, flush, link_unchanged
-from trainwright.config.fields import value_of
+from trainwright.config.fields import get_value
 from trainwright.data.prepared_dataloader import map_tensors
 from trainwright.data.row_names import NamesOf
 from trainwright.engine.base import Engine
@@ -38,7 +38,7 @@ from trainwright.loop.extension import Extension, Run
 from trainwright.loop.incident import Incident
 from trainwright.loop.retry import split_batches
 from trainwright.loop.step import Window
-from trainwright.support.tensor_tree import find_batch_size, tensors_of
+from trainwright.support.tensor_tree import find_batch_size, iterate_tensors
 
 logger = logging.getLogger(__name__)
 OUT_OF_MEMORY_CURE = (
@@ -93,7 +93,7 @@ class IncidentRecorder(Extension):
         self._engine = engine
         self._folder = Path(folder)
         self._root = self._folder / bundle.FOLDER
-        self._is_on = value_of(hooks.args, "incidents")
+        self._is_on = get_value(hooks.args, "incidents")
         self._num_looked_at = 0
         self._has_compared = False  # the random states around the first step
         self._written: dict[str, Path] = {}  # cause -> bundle, which may have been deleted
@@ -224,7 +224,7 @@ class IncidentRecorder(Extension):
         window = self._run.progress.window
         if not self._is_on or window is None:
             return
-        on_host = all(tensor.device.type == "cpu" for batch in window.batches for tensor in tensors_of(batch))
+        on_host = all(tensor.device.type == "cpu" for batch in window.batches for tensor in iterate_tensors(batch))
         there = window if on_host else Window([], None)  # a copy from a device that hangs would hang too
         has_ended = self._run.progress.is_window_trained
         details = {"kind": contents.HANG, "step": self._step, "what": message, "step_had_ended": has_ended}
@@ -249,7 +249,7 @@ class IncidentRecorder(Extension):
         return rng.capture() | (self._kept_states(window) or {})
 
     def _kept_states(self, window: Window) -> States | None:
-        return None if self._forward_states is None else self._forward_states.of(window.batches)
+        return None if self._forward_states is None else self._forward_states.select_moving(window.batches)
 
     def _probe(self, window: Window) -> Findings:
         is_shared = self._engine.holds_parts  # a pass then involves all processes

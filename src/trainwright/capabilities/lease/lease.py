@@ -27,7 +27,7 @@ from typing import Protocol
 
 from trainwright.errors import ArgumentError, CheckpointWriteError
 from trainwright.support.door import read_json
-from trainwright.support.host import is_process_alive, place_of_this_process, start_of
+from trainwright.support.host import find_process_scope, is_process_alive, read_start_time
 
 logger = logging.getLogger(__name__)
 
@@ -55,10 +55,10 @@ class Holder:
     token: str = field(default_factory=lambda: uuid.uuid4().hex)  # unique to this lease
 
     @classmethod
-    def of_this_process(cls) -> Holder:
-        host, place = place_of_this_process()
+    def for_this_process(cls) -> Holder:
+        host, place = find_process_scope()
         pid = os.getpid()
-        return cls(host=host, place=place, pid=pid, began=start_of(pid), since=time.time())
+        return cls(host=host, place=place, pid=pid, began=read_start_time(pid), since=time.time())
 
     @classmethod
     def read(cls, path: Path) -> Holder | None:
@@ -89,7 +89,7 @@ class Holder:
         """Returns whether the process is alive; None if this process cannot tell."""
         if self.token in HELD:
             return True
-        if (self.host, self.place) != place_of_this_process():
+        if (self.host, self.place) != find_process_scope():
             return None
         if self.pid == os.getpid() or not is_process_alive(self.pid):
             return False
@@ -132,7 +132,7 @@ class Lease:
 
     def attempt(self) -> Obstacle | None:
         """Tries to take the lease; None if it was taken, or if this directory cannot have one."""
-        mine = Holder.of_this_process()
+        mine = Holder.for_this_process()
         draft = self._folder / f".lease.{mine.token}.partial"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -187,7 +187,7 @@ class Lease:
 
         A free lease is taken: it was deleted, or only a callback asks for a save.
         """
-        if self._path is not None and _is_of(self._path, self._token):
+        if self._path is not None and _has_token(self._path, self._token):
             return
         had_it = self._path is not None
         self.release()
@@ -209,7 +209,7 @@ class Lease:
         HELD.discard(self._token)
         path = self._path
         self._path = None
-        if path is not None and _is_of(path, self._token):
+        if path is not None and _has_token(path, self._token):
             with suppress(OSError):
                 path.unlink()
 
@@ -318,6 +318,6 @@ def _create(draft: Path, path: Path) -> bool:
     return True
 
 
-def _is_of(path: Path, token: str) -> bool:
+def _has_token(path: Path, token: str) -> bool:
     holder = Holder.read(path)
     return holder is not None and holder.token == token

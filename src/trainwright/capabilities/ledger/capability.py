@@ -6,14 +6,14 @@ A curriculum reads the ledger, so it is kept for one, though nothing of it is wr
 from __future__ import annotations
 
 from trainwright.capability import Capability, Extension, Others, RunContext
-from trainwright.config.fields import value_of
+from trainwright.config.fields import get_value
 from trainwright.data.sources import NamedSources
 
 
 def make(context: RunContext, others: Others) -> Extension | None:
     """Returns the ledger, or only the losses by source of a mixture."""
     dataset = context.hooks.train_dataset
-    wanted = bool(value_of(context.args, "ledger"))
+    wanted = bool(get_value(context.args, "ledger"))
     is_mixture = isinstance(dataset, NamedSources)
     if dataset is None or not (wanted or is_mixture):
         return None

@@ -56,14 +56,14 @@ class LedgerRows:
     """
 
     def __init__(self, names: NamesOf) -> None:
-        self._names_of = names
+        self._read_names = names
         self._since = time.monotonic()
         self._contents: dict[int, int | None] = {}  # contents of the rows read so far
         self._probes: Probes | None = None
 
     @property
     def _names(self) -> RowNames:
-        return self._names_of()
+        return self._read_names()
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -94,15 +94,15 @@ class LedgerRows:
     def _text_at(self, source: str, place: int) -> str | None:
         """Returns the fingerprint of the row at a position of a source, as text."""
         number = self._names.number_at(source, place)
-        content = None if number is None else self._content_of(number)
+        content = None if number is None else self._read_content(number)
         return None if content is None else as_hex(content)
 
-    def _content_of(self, number: int) -> int | None:
+    def _read_content(self, number: int) -> int | None:
         source, place = self._names.source_and_place(number)
         if source.keeps_contents:
-            return source.content_of(place)
+            return source.read_content(place)
         if number not in self._contents:
-            self._contents[number] = source.content_of(place)
+            self._contents[number] = source.read_content(place)
         return self._contents[number]
 
     def read_contents(self, noted: Columns, *, is_end: bool) -> None:
@@ -115,7 +115,7 @@ class LedgerRows:
             if time.monotonic() > end:
                 logger.info("The ledger has fingerprints of %s.", counted(len(self._contents), "row"))
                 return
-            self._content_of(number)
+            self._read_content(number)
 
     def table(self, noted: Columns, about: JSONObject) -> pa.Table:
         """Returns the table of a ledger's file."""
@@ -124,8 +124,8 @@ class LedgerRows:
         contents = []
         for number in samples:
             source, place = names.source_and_place(number)
-            contents.append(source.content_of(place) if source.keeps_contents else self._contents.get(number))
-        return as_table(noted, identity_columns([names.name_of(number) for number in samples], contents), about)
+            contents.append(source.read_content(place) if source.keeps_contents else self._contents.get(number))
+        return as_table(noted, identity_columns([names.find_name(number) for number in samples], contents), about)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -138,7 +138,7 @@ class LedgerRows:
         table, about = read_table(path)
         columns = columns_in(table, path)
         if is_without_names(about):
-            numbers = self._numbers_of_older(table, about, path)
+            numbers = self._read_older_numbers(table, about, path)
         elif self._is_same_data(table, about):
             return columns
         else:
@@ -170,10 +170,10 @@ class LedgerRows:
         end = time.monotonic() + PROBE_S
         for number, (name, content) in zip(lists["sample"], identities(lists), strict=True):
             source, place = names.source_and_place(number)
-            if source.name_of(place) != name:
+            if source.find_name(place) != name:
                 return False
             is_compared = content is not None and (source.keeps_contents or time.monotonic() < end)
-            if is_compared and self._content_of(number) != content:
+            if is_compared and self._read_content(number) != content:
                 return False
         return True
 
@@ -203,7 +203,7 @@ class LedgerRows:
             numbers.append(here[place] if place < len(here) else -1)
         return np.asarray(numbers, dtype=np.int64)
 
-    def _numbers_of_older(self, table: pa.Table, about: JSONObject, path: Path) -> Array:
+    def _read_older_numbers(self, table: pa.Table, about: JSONObject, path: Path) -> Array:
         """Returns the numbers of a ledger of version 0.2, which only stores positions of rows."""
         names = self._names
         sizes = about["sources"] or {source.name: about["num_samples"] for source in names.sources[:1]}

@@ -38,7 +38,7 @@ from trainwright.errors import ModelError
 from trainwright.loop.extension import Extension, MicroBatch, Run, SavedRun, Sink
 from trainwright.support.loss_kernels import token_losses
 from trainwright.support.loss_normalization import LossOutput, stands_in
-from trainwright.support.tensor_tree import num_samples_of
+from trainwright.support.tensor_tree import count_samples
 
 logger = logging.getLogger(__name__)
 
@@ -151,7 +151,7 @@ class SampleLosses(Extension):
         self._smoothing = smoothing
         self._dataset = dataset
         has_sources = getattr(getattr(dataset, "curriculum", None), "has_sources", True)
-        self._locate = getattr(dataset, "source_of", None) if has_sources else None
+        self._locate = getattr(dataset, "find_source", None) if has_sources else None
         self._said: set[str] = set()
         self.rows = LedgerRows(names)
         if keeps_ledger and isinstance(dataset, IterableDataset) and self._locate and is_shuffled_stream(dataset):
@@ -204,7 +204,7 @@ class SampleLosses(Extension):
                 self._place = place + 1
                 self._hold((step, rows, 1), logits.detach(), batch["labels"], num)
                 return
-        rows = self._rows_of(inputs, progress)
+        rows = self._find_rows(inputs, progress)
         if not rows or stands_in(inputs):
             return
         if isinstance(loss, LossOutput):
@@ -222,7 +222,7 @@ class SampleLosses(Extension):
         formula = self._formula
         if formula is None or tensors is None:
             rows = singly(rows)
-            mean = self._run.loss_rule.mean_of(loss.detach(), inputs, num_items).reshape(1)
+            mean = self._run.loss_rule.compute_mean(loss.detach(), inputs, num_items).reshape(1)
             self._measured.append(([(step, rows, 0)], mean.expand(len(rows))))
             return
         logits, labels = tensors
@@ -265,13 +265,13 @@ class SampleLosses(Extension):
             self._sample_ids = [[]] * len(progress.window.batches)
         self._is_plain = self._is_plain and self._num_parts == 1
 
-    def _rows_of(self, inputs: Batch, progress: Any) -> SampleIds:
+    def _find_rows(self, inputs: Batch, progress: Any) -> SampleIds:
         """Returns the samples in each row of a micro-batch, or of a part of one; empty if unknown."""
         batches = self._sample_ids
         place = self._place
         if self._num_parts > 1:
             rows: SampleIds = [row for ids in batches for row in ids]
-            self._place += num_samples_of(inputs) or 1
+            self._place += count_samples(inputs) or 1
             return rows[place : self._place]
         self._place += 1
         rows = batches[place]
@@ -289,7 +289,7 @@ class SampleLosses(Extension):
         reason = "the logits and labels of its loss are not available"
         if tensors is not None:
             logits, labels = (one.detach() for one in tensors)
-            mean = float(self._run.loss_rule.mean_of(loss.detach(), inputs, num_items))
+            mean = float(self._run.loss_rule.compute_mean(loss.detach(), inputs, num_items))
             allowed = max(TOLERANCE.get(one.dtype, ROUNDING) for one in (logits, loss))
             shifts = self._run.loss_rule.shifts_labels and "shift_labels" not in inputs
             for formula in formulas(logits, labels, shifts=shifts, smoothing=self._smoothing):
@@ -421,7 +421,7 @@ class SampleLosses(Extension):
         """Records loss, tokens and samples of each source for the next log."""
         record = self._run.progress.recorded.add
         names = self._dataset.names
-        owners = self._dataset.sources_of(sample)
+        owners = self._dataset.find_sources(sample)
         has_any = np.bincount(owners, minlength=len(names)).tolist()
         sums = (np.bincount(owners, column, len(names)).tolist() for column in (loss_sum, tokens, visits))
         for name, _, loss, num, samples in filter(itemgetter(1), zip(names, has_any, *sums, strict=True)):
@@ -446,7 +446,7 @@ class SampleLosses(Extension):
         """Returns the ledger of all processes, which must call it together; None if only sources are tracked."""
         self._read()
         if self.ledger is not None and self._own is not None and self._own is not self.ledger:
-            for part in self._engine.objects_of_replicas(self._own.taken()):
+            for part in self._engine.gather_replica_objects(self._own.taken()):
                 self.ledger.merge(part)
         return self.ledger
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from trainwright._types import JSONObject, is_count, replacing
-from trainwright.data.identity import SampleId, as_hex, of_hex
+from trainwright.data.identity import SampleId, as_hex, parse_hex
 from trainwright.errors import DataError, needs_package
 from trainwright.support.door import parse_json
 
@@ -156,7 +156,7 @@ def identities(columns: Mapping[str, Sequence[Any]]) -> Iterator[tuple[SampleId,
     nothing = [None] * num
     parts = [columns.get(name, nothing) for name in ("source", "row", "file", "is_line", "part", "id", "fingerprint")]
     for source, row, file, is_line, part, key, content in zip(*parts, strict=True):
-        yield SampleId(source, row, file, bool(is_line), part, key), of_hex(content)
+        yield SampleId(source, row, file, bool(is_line), part, key), parse_hex(content)
 
 
 def write_table(table: pa.Table, path: Path) -> None:
@@ -206,7 +206,7 @@ def _are_probes(rows: object) -> bool:
     if not isinstance(rows, dict):
         return False
     for content in rows.values():
-        of_hex(content)
+        parse_hex(content)
     return all(place.isdecimal() for place in rows)
 
 
@@ -225,7 +225,7 @@ def _check_identities(table: pa.Table) -> None:
             raise ValueError(f"the column {name} is of the type {kind}")
     if "fingerprint" in table.column_names:
         for text in table["fingerprint"].to_pylist():
-            of_hex(text)
+            parse_hex(text)
 
 
 def is_without_names(about: JSONObject) -> bool:

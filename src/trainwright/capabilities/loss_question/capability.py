@@ -6,7 +6,7 @@ It makes none in one process if no window has several micro-batches, or parts of
 from __future__ import annotations
 
 from trainwright.capability import Capability, Extension, Others, RunContext
-from trainwright.config.fields import value_of
+from trainwright.config.fields import get_value
 from trainwright.support import model_facts
 from trainwright.support.hooks import has_hook, is_overridden
 
@@ -17,7 +17,7 @@ def make(context: RunContext, others: Others) -> Extension | None:
     hooks = context.hooks
     engine = context.engine
     args = context.args
-    is_alone = engine.num_parts_of_batch == engine.num_replicas == 1
+    is_alone = engine.num_batch_parts == engine.num_replicas == 1
     may_have_several = run.plan.micro_batches > 1 or args.auto_find_batch_size
     may_have_several = may_have_several or is_overridden(hooks, "get_batch_samples")
     may_have_several = may_have_several or has_hook(hooks, "prepare_window", num_arguments=1)
@@ -39,7 +39,7 @@ def make(context: RunContext, others: Others) -> Extension | None:
         engine,
         functions=functions,
         subject=subject,
-        weighting=value_of(args, "loss_weighting"),
+        weighting=get_value(args, "loss_weighting"),
         factor=args.gradient_accumulation_steps * engine.num_replicas,
         folder=context.folder,
         show=context.show,

@@ -159,7 +159,7 @@ class LossQuestion(Extension):
         """
         self._twice = None
         progress = self._run.progress
-        is_alone = self._engine.num_parts_of_batch == self._engine.num_replicas == 1
+        is_alone = self._engine.num_batch_parts == self._engine.num_replicas == 1
         is_one_batch = len(progress.window.batches) == progress.num_parts == 1
         if num_items is None or (is_alone and is_one_batch):
             return
@@ -186,7 +186,7 @@ class LossQuestion(Extension):
         if twice is None:
             return
         self._twice = None
-        self._judge(_Answer.of(loss, twice.auxiliary), twice, num_items)
+        self._judge(_Answer.from_result(loss, twice.auxiliary), twice, num_items)
 
     def _compute(self, compute: Callable[[Batch, Any], Any], inputs: Batch, num_items: Any) -> _Answer:
         """Returns the loss for a number of items, or the error that came."""
@@ -214,7 +214,7 @@ class LossQuestion(Extension):
             assert rule is not None
             auxiliary = rule.auxiliary(seen[-1]) if seen else None
             share = self._run.progress.share_of_window
-            return _Answer.of(loss, 0.0 if auxiliary is None else share * float(auxiliary))
+            return _Answer.from_result(loss, 0.0 if auxiliary is None else share * float(auxiliary))
 
     @contextmanager
     def _leaving_no_trace(self, seen: list[Any]) -> Iterator[None]:
@@ -354,7 +354,7 @@ class _Answer:
         self.error = error
 
     @classmethod
-    def of(cls, loss: Any, auxiliary: float) -> _Answer:
+    def from_result(cls, loss: Any, auxiliary: float) -> _Answer:
         """Returns the answer for a result of `compute_loss`."""
         is_said = isinstance(loss, LossOutput) and loss.num_items is not None
         if isinstance(loss, LossOutput):
@@ -399,16 +399,16 @@ def hash_functions(functions: Iterable[object]) -> str:
         code = getattr(found, "__code__", None)
         digest.update(getattr(found, "__qualname__", type(found).__qualname__).encode())
         if isinstance(code, CodeType):
-            digest.update(repr(list(_parts_of_code(code))).encode())
+            digest.update(repr(list(_walk_code(code))).encode())
     return digest.hexdigest()
 
 
-def _parts_of_code(code: CodeType) -> Iterator[object]:
+def _walk_code(code: CodeType) -> Iterator[object]:
     """Yields what a function does: its instructions, names and constants, also of the functions within it."""
     yield code.co_code.hex()
     yield code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield list(_parts_of_code(constant))
+            yield list(_walk_code(constant))
         elif not isinstance(constant, frozenset):  # its order is another one in each process
             yield constant

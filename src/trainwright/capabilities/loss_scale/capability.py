@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from trainwright.capability import Capability, Extension, Others, RunContext
-from trainwright.distributed.device import kind_of
+from trainwright.distributed.device import get_kind
 
 
 def make(context: RunContext, others: Others) -> Extension | None:
     """Returns what undoes the schedule's step for updates that were skipped on the device."""
     engine = context.engine
-    if "guard" in others or not (engine.scales_loss and kind_of(engine.device).has_streams):
+    if "guard" in others or not (engine.scales_loss and get_kind(engine.device).has_streams):
         return None
     from trainwright.capabilities.loss_scale.extension import SkippedUpdates
 

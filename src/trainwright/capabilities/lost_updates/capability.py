@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainwright.capability import Capability, Extension, Others, RunContext
-from trainwright.config.fields import value_of
+from trainwright.config.fields import get_value
 
 
 def make(context: RunContext, others: Others) -> Extension | None:
@@ -14,7 +14,7 @@ def make(context: RunContext, others: Others) -> Extension | None:
     weights = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     if context.engine.updates_in_clip or not any(map(is_low, weights)):
         return None
-    if value_of(context.args, "reproduce") is not None:  # its logs have no such entry
+    if get_value(context.args, "reproduce") is not None:  # its logs have no such entry
         return None
     return LostUpdates(context.args)
 

@@ -13,7 +13,7 @@ from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.config import resolve
-from trainwright.config.fields import value_if_known, value_of
+from trainwright.config.fields import get_value, value_if_known
 from trainwright.engine.base import Engine
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class NamedCheckpoint:
 
 def find_copies(args: Any, asked: str | bool, engine: Engine) -> MirroredCheckpoints | NamedCheckpoint | None:
     """Returns the checkpoint that `asked` names by a URL, or those at the mirror; None if neither is asked for."""
-    url = value_of(args, "checkpoint_mirror")
+    url = get_value(args, "checkpoint_mirror")
     if not is_url(asked) and (url is None or asked not in (True, "auto")):
         return None
     from trainwright.capabilities.mirror.sources import DownloadGroup

@@ -14,7 +14,7 @@ from typing import Any
 from trainwright.capabilities.lease.lease import Obstacle, take
 from trainwright.capabilities.mirror.clock import Clock, Pace, SystemClock
 from trainwright.capabilities.mirror.lease import RemoteLease
-from trainwright.capabilities.mirror.mirror import Mirror, outbox_of
+from trainwright.capabilities.mirror.mirror import Mirror, outbox_path
 from trainwright.capabilities.mirror.parts import Helper, names_to_send
 from trainwright.capabilities.mirror.plan import MirrorPlan
 from trainwright.capabilities.mirror.remote import Copy, RemoteStore
@@ -149,7 +149,7 @@ class RunMirror(Extension):
         helps_each_other = self._num_nodes > 1 and self._place.writes_parts()
         if helps_each_other and self._plan.bytes_per_s is not None:
             self._pace.bytes_per_s = self._plan.bytes_per_s / self._num_nodes
-        outbox = outbox_of(Path(self._folder), self._plan.url)
+        outbox = outbox_path(Path(self._folder), self._plan.url)
         if helps_each_other and self._place.local_rank == 0 and self._place.rank > 0:
             self._helper = Helper(outbox, self._new_store(), self._ranks, self._token, self._clock)
             self._helper.begin()

@@ -66,7 +66,7 @@ class RemoteLease:
 
     def attempt(self) -> Obstacle | None:
         """Tries to take the lease; None if it was taken. Raises the errors of the store."""
-        mine = Holder.of_this_process()
+        mine = Holder.for_this_process()
         before = self._highest()
         left = None if before is None else self._store.read(_name(before))
         is_released = before is None or left == RELEASED

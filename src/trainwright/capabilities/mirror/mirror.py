@@ -70,7 +70,7 @@ class Mirror:
         clock: Clock | None = None,
         failures: RepeatedFailures | None = None,
     ) -> None:
-        self.outbox = outbox_of(folder, plan.url)
+        self.outbox = outbox_path(folder, plan.url)
         self._own = OwnFolder(folder)
         # Returns the files of a checkpoint that this process sends under a lease; when it ends, all files are there.
         self.names: Callable[[Manifest, int], Iterable[str]] = all_files
@@ -423,7 +423,7 @@ def all_files(manifest: Manifest, number: int) -> Iterable[str]:
     return manifest.files
 
 
-def outbox_of(folder: Path, url: str) -> Path:
+def outbox_path(folder: Path, url: str) -> Path:
     """Returns the directory in which the checkpoints of a run wait for their copy to a URL."""
     return folder / f"_mirror-{xxhash.xxh3_64(url.encode()).hexdigest()[:8]}"
 

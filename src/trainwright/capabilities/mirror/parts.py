@@ -16,7 +16,7 @@ from pathlib import Path
 
 from trainwright.capabilities.mirror.clock import Clock, Signs
 from trainwright.capabilities.mirror.remote import RemoteStore
-from trainwright.capabilities.mirror.shares import owner_of
+from trainwright.capabilities.mirror.shares import find_owner
 from trainwright.capabilities.mirror.store_client import reason
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.support.door import OwnFolder, RelativeName, parse_json, parse_step
@@ -129,7 +129,7 @@ def names_to_send(
         token: of the run.
         clock: gives the time, and waits.
     """
-    owners = {name: owner_of(name) for name in manifest.files}
+    owners = {name: find_owner(name) for name in manifest.files}
     others = [name for name, owner in owners.items() if owner is not None and owner not in own]
     if not others:
         yield from manifest.files
@@ -214,7 +214,7 @@ class Helper:
             for name in manifest.files:
                 if order.number is None:
                     break
-                is_own = owner_of(name) in self._ranks and (manifest.identity, name) not in self._failed
+                is_own = find_owner(name) in self._ranks and (manifest.identity, name) not in self._failed
                 if is_own and order.is_open() and order.take(name):
                     found = True
                     self._send(order, checkpoint, manifest, name)

@@ -8,7 +8,7 @@ from pathlib import Path
 from trainwright.capabilities.mirror.rules import staging_folder
 from trainwright.config import resolve
 from trainwright.config.coerce import output_path
-from trainwright.config.fields import value_of
+from trainwright.config.fields import get_value
 from trainwright.config.protocol import Arguments
 
 
@@ -29,19 +29,19 @@ def make_plan(args: Arguments, folder: str) -> MirrorPlan | None:
         args: of the run.
         folder: directory of the run: `output_dir`, or one below it for a trial of a search.
     """
-    url = value_of(args, "checkpoint_mirror")
+    url = get_value(args, "checkpoint_mirror")
     if url is None:
         return None
     top = Path(output_path(args))
     here = Path(folder).absolute()
     below = here.relative_to(top).as_posix() if here.is_relative_to(top) else here.name
-    speed = value_of(args, "mirror_max_mb_per_s")
-    limit = value_of(args, "mirror_total_limit")
+    speed = get_value(args, "mirror_max_mb_per_s")
+    limit = get_value(args, "mirror_total_limit")
     if limit is None and args.output_dir == staging_folder(url):  # the user's limit is that of the URL
         limit = resolve.checkpoint(args).keep_last
     return MirrorPlan(
         url=url.rstrip("/") if below == "." else f"{url.rstrip('/')}/{below}",
-        every_s=value_of(args, "mirror_every"),
+        every_s=get_value(args, "mirror_every"),
         keep_last=limit,
         bytes_per_s=None if speed is None else speed * 1e6,
     )

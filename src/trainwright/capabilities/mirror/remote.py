@@ -146,7 +146,7 @@ class RemoteStore:
     def _ask(self, call: Callable[..., Any], *args: Any, **settings: Any) -> Any:
         """Calls a function of the client with a limit of time; HangsError, an OSError, if it does not return."""
         # A client in another process has a limit of its own; memory is locked by its thread, see `create`.
-        if self.is_apart or self._is_one_of("memory"):
+        if self.is_apart or self._is_any("memory"):
             return call(*args, **settings)
         return call_within(CALL_LIMIT_S, partial(call, *args, **settings), what=str(self))
 
@@ -412,13 +412,13 @@ class RemoteStore:
     @property
     def _has_directories(self) -> bool:
         """Returns True for a store in which an empty directory exists."""
-        return self._is_local or self._is_one_of("memory")
+        return self._is_local or self._is_any("memory")
 
     @property
     def _is_local(self) -> bool:
-        return self._is_one_of("file", "local")
+        return self._is_any("file", "local")
 
-    def _is_one_of(self, *names: str) -> bool:
+    def _is_any(self, *names: str) -> bool:
         protocol = self._fs.protocol
         return not {protocol, *(protocol if isinstance(protocol, tuple) else ())}.isdisjoint(names)
 
@@ -593,7 +593,7 @@ class RemoteStore:
             raise NotImplementedError(
                 f"{type(self._fs).__name__} creates no object on the condition that there is none"
             )
-        with _CREATING if self._is_one_of("memory") else nullcontext():  # memory: it looks and then writes, likewise
+        with _CREATING if self._is_any("memory") else nullcontext():  # memory: it looks and then writes, likewise
             self._ask(self._fs.pipe_file, f"{self._root}/{name}", content, mode="create")
 
     def overwrite(self, name: str, content: bytes) -> None:

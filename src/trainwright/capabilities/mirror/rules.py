@@ -9,7 +9,7 @@ import xxhash
 
 from trainwright._types import without_tokens
 from trainwright.config.coerce import takes_url_output
-from trainwright.config.fields import has_other_meaning, value_of
+from trainwright.config.fields import get_value, has_other_meaning
 from trainwright.config.protocol import Arguments
 from trainwright.config.rules.stages import Stage, idle_family, rule
 
@@ -18,7 +18,7 @@ SETTINGS_OF_COPIES = ("mirror_every", "mirror_total_limit", "mirror_max_mb_per_s
 
 @rule(Stage.CONSTRUCTION, "checkpoint_mirror")
 def mirror_is_a_url(args: Arguments) -> str | None:
-    url = value_of(args, "checkpoint_mirror")
+    url = get_value(args, "checkpoint_mirror")
     if url is None:
         return None
     if not isinstance(url, str) or not re.match(r"[A-Za-z][A-Za-z0-9+.-]+://[^/]*/*[^/]", url):
@@ -34,15 +34,15 @@ def mirror_is_a_url(args: Arguments) -> str | None:
 
 @rule(Stage.ADVICE, "checkpoint_mirror", "save_strategy", "max_train_time", "save_every")
 def mirror_without_saves(args: Arguments) -> str | None:
-    by_time = any(value_of(args, name) for name in ("save_every", "max_train_time"))
-    if value_of(args, "checkpoint_mirror") is not None and args.save_strategy == "no" and not by_time:
+    by_time = any(get_value(args, name) for name in ("save_every", "max_train_time"))
+    if get_value(args, "checkpoint_mirror") is not None and args.save_strategy == "no" and not by_time:
         return "checkpoint_mirror has no effect with save_strategy='no': there is nothing to copy."
     return None
 
 
 @rule(Stage.ADVICE, "checkpoint_mirror", *SETTINGS_OF_COPIES)
-def settings_of_the_mirror(args: Arguments) -> str | None:
-    if value_of(args, "checkpoint_mirror"):
+def mirror_settings(args: Arguments) -> str | None:
+    if get_value(args, "checkpoint_mirror"):
         return None
     return idle_family(args, SETTINGS_OF_COPIES, "without checkpoint_mirror")
 
@@ -64,7 +64,7 @@ def staging_folder(url: str) -> str:
 def mirror_the_output(args: Arguments) -> list[str]:
     """Makes a URL in `output_dir` the mirror of a directory in the cache; returns why not, as messages."""
     url = str(args.output_dir)
-    other = value_of(args, "checkpoint_mirror")
+    other = get_value(args, "checkpoint_mirror")
     if other not in (None, url):
         return [
             f"output_dir is a URL, but checkpoint_mirror={without_tokens(str(other))!r} is a different one. A run "

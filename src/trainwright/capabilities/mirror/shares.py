@@ -11,7 +11,7 @@ from trainwright.checkpoint.manifest import FileEntry
 _OF_RANK = re.compile(r"(?:^|/)(?:__(\d+)_\d+\.distcp|[a-z][a-z_]*_(\d+)\.(?:pth?|json|parquet))$")
 
 
-def owner_of(name: str) -> int | None:
+def find_owner(name: str) -> int | None:
     """Returns the rank of the process that a file of a checkpoint belongs to; None for a file of the whole run."""
     match = _OF_RANK.search(name)
     return None if match is None else int(match[1] or match[2])
@@ -28,7 +28,7 @@ def shares(files: Mapping[str, FileEntry], ranks: Sequence[int]) -> dict[int, li
     num_bytes = dict.fromkeys(ranks, 0)
     rest = []
     for name, entry in files.items():
-        owner = owner_of(name)
+        owner = find_owner(name)
         if owner in found:
             found[owner].append(name)
             num_bytes[owner] += entry["size"]
@@ -41,6 +41,6 @@ def shares(files: Mapping[str, FileEntry], ranks: Sequence[int]) -> dict[int, li
     return found
 
 
-def of_node(names: Iterable[str], ranks: range) -> list[str]:
+def select_node_files(names: Iterable[str], ranks: range) -> list[str]:
     """Returns the files that belong to the processes of a node."""
-    return [name for name in names if owner_of(name) in ranks]
+    return [name for name in names if find_owner(name) in ranks]

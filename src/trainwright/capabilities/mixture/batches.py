@@ -19,7 +19,7 @@ from trainwright.data.batcher import Batcher
 from trainwright.data.cursor import Cursor, OrderKind
 from trainwright.data.length_sampler import BatchedDataset, BatchOrder, Lengths, lengths_digest
 from trainwright.data.order import Exclusion
-from trainwright.data.seeding import seed_of
+from trainwright.data.seeding import derive_seed
 from trainwright.errors import DataError
 
 PORTION = 1024  # samples per portion, at least
@@ -82,7 +82,7 @@ class MixtureBatches(BatchOrder):
         size = self.num_samples
         for first in range(epoch * size, (epoch + 1) * size, self._portion):
             chosen = self.mixture.at(first, min(first + self._portion, (epoch + 1) * size))
-            seed = seed_of((self.seed, first))
+            seed = derive_seed((self.seed, first))
             yield chosen.tolist(), self.batcher.make_order(self._lengths[chosen], seed=seed, drop_last=False)
 
     def _by_index(self, group: Sequence[Any], chosen: Sequence[int]) -> list[Any]:
@@ -90,8 +90,8 @@ class MixtureBatches(BatchOrder):
             return [chosen[place] for place in group]
         return [[(chosen[place], start, stop) for place, start, stop in row] for row in group]
 
-    def num_samples_of(self, group: Sequence[Any]) -> int:
-        return self._example.num_samples_of(group)
+    def count_samples(self, group: Sequence[Any]) -> int:
+        return self._example.count_samples(group)
 
     def num_tokens(self, epoch: int) -> int:
         return sum(order.num_tokens(0) for _, order in self._portions(epoch))

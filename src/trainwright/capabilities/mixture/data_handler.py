@@ -12,14 +12,14 @@ from trainwright._types import DatasetLike, has_length, is_instance_of
 from trainwright.capabilities.mixture.dataset import MixtureDataset, as_mixture
 from trainwright.capabilities.mixture.order import (
     ShareCurve,
-    curve_of_streams,
+    collect_settings,
+    make_stream_curve,
     mixture_order,
     order_again,
-    settings_of,
 )
 from trainwright.capabilities.mixture.plan import MixturePlan, plan_mixture
 from trainwright.capabilities.mixture.rules import parse_share
-from trainwright.config.fields import value_of
+from trainwright.config.fields import get_value
 from trainwright.config.plans import SamplingPlan, StepPlan
 from trainwright.config.protocol import Arguments
 from trainwright.data.batcher import find_batcher
@@ -54,8 +54,8 @@ class MixtureHandler(DataHandler):
         if is_instance_of(dataset, "trainwright.capabilities.mixture.stream", "MixtureStream"):
             shares = plan.order if isinstance(plan.order, MixturePlan) else None
             dataset.use(
-                None if shares is None else curve_of_streams(dataset.names, shares),
-                settings="" if shares is None else settings_of(shares),
+                None if shares is None else make_stream_curve(dataset.names, shares),
+                settings="" if shares is None else collect_settings(shares),
                 read=ShareCurve.from_json,
                 seed=plan.seed,
                 shuffles=plan.strategy != "sequential",
@@ -91,9 +91,9 @@ def make_order(dataset: DatasetLike, plan: SamplingPlan, mixture: MixturePlan) -
 
 def check_mixture(args: Any, train_dataset: DatasetLike) -> None:
     """Raises ArgumentError for shares of sources that do not match the data."""
-    schedule = value_of(args, "mixture_schedule")
+    schedule = get_value(args, "mixture_schedule")
     field = "mixture" if schedule is None else "mixture_schedule"
-    shares = value_of(args, "mixture") if schedule is None else schedule[0][1]
+    shares = get_value(args, "mixture") if schedule is None else schedule[0][1]
     if shares is None or train_dataset is None:
         return
     if isinstance(train_dataset, dict):
@@ -131,7 +131,7 @@ def describe_sources(args: Any, loader: Any, plan: StepPlan, *, dispatches: bool
     data = find_data(loader)
     order: Any = getattr(getattr(loader, "batch_sampler", None), "order", None)  # Any: a dataloader of the user's
     order = getattr(order, "mixture", order)
-    asked = [name for name in ("mixture", "mixture_schedule") if value_of(args, name) is not None]
+    asked = [name for name in ("mixture", "mixture_schedule") if get_value(args, name) is not None]
     if asked and not (dispatches or isinstance(data, IterableDataset) or hasattr(order, "uses")):
         raise ArgumentError(
             f"{asked[0]} has no effect: _get_train_sampler or get_train_dataloader is overridden, so the samples come "

@@ -12,7 +12,7 @@ import numpy as np
 from torch.utils.data import Dataset, IterableDataset
 
 from trainwright._types import DatasetLike, Item, has_length, is_instance_of
-from trainwright.data.epochs import set_epoch_of
+from trainwright.data.epochs import call_set_epoch
 from trainwright.data.sources import IndexedSources
 from trainwright.errors import DataError
 
@@ -48,7 +48,7 @@ class MixtureDataset(Dataset[Item], IndexedSources):
 
     Example:
         >>> data = MixtureDataset({"code": ["a", "b"], "chat": ["c"]})
-        >>> len(data), data[2], data.source_of(2)
+        >>> len(data), data[2], data.find_source(2)
         (3, 'c', ('chat', 0))
     """
 
@@ -77,10 +77,10 @@ class MixtureDataset(Dataset[Item], IndexedSources):
             epoch: the next epoch of training, from 0.
         """
         for source in self.sources.values():
-            set_epoch_of(source, epoch)
+            call_set_epoch(source, epoch)
 
     def __getitem__(self, index: int) -> Item:
-        name, row = self.source_of(index)
+        name, row = self.find_source(index)
         return self.sources[name][row]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Item]:
@@ -88,7 +88,7 @@ class MixtureDataset(Dataset[Item], IndexedSources):
         items: list[Item] = [None] * len(indices)
         at_once: dict[str, list[tuple[int, int]]] = {}
         for place, index in enumerate(indices):
-            name, row = self.source_of(index)
+            name, row = self.find_source(index)
             if hasattr(self.sources[name], "__getitems__"):
                 at_once.setdefault(name, []).append((place, row))
             else:
@@ -99,7 +99,7 @@ class MixtureDataset(Dataset[Item], IndexedSources):
                 items[place] = item
         return items
 
-    def source_of(self, index: int) -> tuple[str, int]:
+    def find_source(self, index: int) -> tuple[str, int]:
         """Finds a row.
 
         Args:
@@ -116,7 +116,7 @@ class MixtureDataset(Dataset[Item], IndexedSources):
         number = bisect_right(self.offsets, index) - 1
         return self.names[number], index - self.offsets[number]
 
-    def sources_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+    def find_sources(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the number of each sample's source: its index in `names`."""
         return np.searchsorted(self.offsets, samples, side="right") - 1
 

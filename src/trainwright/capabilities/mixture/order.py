@@ -32,7 +32,7 @@ from trainwright.capabilities.mixture.rules import parse_share
 from trainwright.data.cursor import Cursor, OrderKind
 from trainwright.data.length_sampler import Lengths
 from trainwright.data.order import Exclusion, FeistelOrder, Order
-from trainwright.data.seeding import seed_of
+from trainwright.data.seeding import derive_seed
 from trainwright.errors import CheckpointError, DataError
 from trainwright.support.door import MALFORMED, parse_json
 
@@ -231,8 +231,8 @@ class MixtureOrder(Order, Sampler[int]):
     def _rows(self, source: int, numbers: Integers) -> Integers:
         passes, places = np.divmod(numbers.astype(np.uint64), np.uint64(self.rows[source]))
         if self.shuffles:  # keyed by the name of the source, so that adding another source does not change its order
-            seed = seed_of((self.seed, *self.names[source].encode()))
-            places = FeistelOrder(self.rows[source], seed).of_passes(places, passes)
+            seed = derive_seed((self.seed, *self.names[source].encode()))
+            places = FeistelOrder(self.rows[source], seed).order_passes(places, passes)
         return places.astype(np.int64)
 
     def describe(self) -> OrderKind:
@@ -290,15 +290,15 @@ def mixture_order(
     stages = [_shares(shares, dataset.names, rows, weights) for _, shares in plan.stages]
     num_samples = stages[0][1]
     curve = _curve(plan, [shares for shares, _ in stages], weights, num_samples)
-    return MixtureOrder(dataset, curve, num_samples, seed=seed, settings=settings_of(plan), shuffles=shuffles)
+    return MixtureOrder(dataset, curve, num_samples, seed=seed, settings=collect_settings(plan), shuffles=shuffles)
 
 
-def settings_of(plan: MixturePlan) -> str:
+def collect_settings(plan: MixturePlan) -> str:
     """Returns the settings that define the shares, as text."""
     return json.dumps([plan.stages, plan.unit, plan.is_linear])
 
 
-def curve_of_streams(names: Sequence[str], plan: MixturePlan) -> ShareCurve:
+def make_stream_curve(names: Sequence[str], plan: MixturePlan) -> ShareCurve:
     """Returns the shares of sources of unknown length.
 
     Raises DataError for passes, shares of tokens, and a run without `max_steps`.

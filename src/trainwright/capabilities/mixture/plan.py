@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trainwright.config.fields import value_of
+from trainwright.config.fields import get_value
 from trainwright.config.plans import SamplingPlan
 from trainwright.config.protocol import Arguments
 
@@ -25,13 +25,13 @@ class MixturePlan:
 
 def plan_mixture(args: Arguments, plan: SamplingPlan) -> MixturePlan | None:
     """Returns the shares that the arguments set; None: each row of each source once per epoch."""
-    schedule = value_of(args, "mixture_schedule") or [(0, value_of(args, "mixture"))]
+    schedule = get_value(args, "mixture_schedule") or [(0, get_value(args, "mixture"))]
     if not schedule[0][1]:
         return None
     return MixturePlan(
         stages=tuple((start, dict(shares)) for start, shares in schedule),
-        is_linear=value_of(args, "mixture_schedule_type") == "linear",
-        unit=value_of(args, "mixture_unit"),
+        is_linear=get_value(args, "mixture_schedule_type") == "linear",
+        unit=get_value(args, "mixture_unit"),
         samples_per_step=plan.batch_size * plan.num_processes * plan.micro_batches,
         num_steps=args.max_steps if args.max_steps > 0 else None,
         num_epochs=args.num_train_epochs,

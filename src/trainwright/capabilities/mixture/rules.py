@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 
 from trainwright.config.enums import word
-from trainwright.config.fields import value_of
+from trainwright.config.fields import get_value
 from trainwright.config.protocol import Arguments
 from trainwright.config.rules.construction import is_number
 from trainwright.config.rules.stages import Stage, idle_family, rule
@@ -30,7 +30,7 @@ def parse_share(value: object) -> tuple[float, bool]:
     return number, match is not None
 
 
-def _problem_of_shares(shares: object, name: str, *, takes_passes: bool) -> str | None:
+def _find_share_problem(shares: object, name: str, *, takes_passes: bool) -> str | None:
     if not isinstance(shares, Mapping) or not shares:
         return f"{name}={shares!r} is not a dict of shares. Write it as {EXAMPLE}."
     parsed = []
@@ -55,12 +55,12 @@ def _problem_of_shares(shares: object, name: str, *, takes_passes: bool) -> str 
 
 
 @rule(Stage.CONSTRUCTION, "mixture", "mixture_schedule")
-def shares_of_sources(args: Arguments) -> str | None:
-    mixture = value_of(args, "mixture")
-    schedule = value_of(args, "mixture_schedule")
+def source_shares(args: Arguments) -> str | None:
+    mixture = get_value(args, "mixture")
+    schedule = get_value(args, "mixture_schedule")
     if mixture is not None:
         both = "mixture and mixture_schedule both set the training data. Keep only one."
-        return _problem_of_shares(mixture, "mixture", takes_passes=True) or (None if schedule is None else both)
+        return _find_share_problem(mixture, "mixture", takes_passes=True) or (None if schedule is None else both)
     if schedule is None:
         return None
     form = "Write it as [(0, {'code': 0.3, 'chat': 0.7}), (1000, {...})], the first entry at 0."
@@ -79,7 +79,7 @@ def shares_of_sources(args: Arguments) -> str | None:
             )
         if isinstance(start, float) and start > 1:
             return f"mixture_schedule: {start!r} is not a share of the run, which ends at 1.0; steps are whole numbers."
-        if problem := _problem_of_shares(shares, f"mixture_schedule at {start!r}", takes_passes=False):
+        if problem := _find_share_problem(shares, f"mixture_schedule at {start!r}", takes_passes=False):
             return problem
         if set(shares) != set(schedule[0][1]):
             return f"mixture_schedule at {start!r} names {', '.join(shares)}; each entry needs the same sources."
@@ -89,7 +89,7 @@ def shares_of_sources(args: Arguments) -> str | None:
 
 @rule(Stage.CONSTRUCTION, "mixture", "mixture_schedule", "train_sampling_strategy")
 def mixtures_have_their_order(args: Arguments) -> str | None:
-    asked = [name for name in ("mixture", "mixture_schedule") if value_of(args, name) is not None]
+    asked = [name for name in ("mixture", "mixture_schedule") if get_value(args, name) is not None]
     strategy = word(args.train_sampling_strategy)
     if not asked or strategy in ("random", "sequential"):
         return None
@@ -100,14 +100,14 @@ def mixtures_have_their_order(args: Arguments) -> str | None:
 
 
 @rule(Stage.ADVICE, "mixture_unit", "mixture", "mixture_schedule")
-def unit_of_shares(args: Arguments) -> str | None:
-    if value_of(args, "mixture") or value_of(args, "mixture_schedule"):
+def share_unit(args: Arguments) -> str | None:
+    if get_value(args, "mixture") or get_value(args, "mixture_schedule"):
         return None
     return idle_family(args, ("mixture_unit",), "without mixture")
 
 
 @rule(Stage.ADVICE, "mixture_schedule_type", "mixture_schedule")
-def type_of_schedule(args: Arguments) -> str | None:
-    if value_of(args, "mixture_schedule"):
+def schedule_type(args: Arguments) -> str | None:
+    if get_value(args, "mixture_schedule"):
         return None
     return idle_family(args, ("mixture_schedule_type",), "without mixture_schedule")

@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset
 
 from trainwright._types import DatasetLike, Item, has_length
 from trainwright.data.order import FeistelOrder
-from trainwright.data.seeding import seed_of
+from trainwright.data.seeding import derive_seed
 from trainwright.data.sources import SourceStream
 from trainwright.data.streaming.stream_state import keeps_state
 from trainwright.data.worker_internals import without_worker
@@ -64,12 +64,12 @@ class MixtureStream(IterableDataset[Item], SourceStream):
         """Number of the last item returned: the same for a row each time it is read, unless its stream is shuffled."""
         return self._sample
 
-    def source_of(self, sample: int) -> tuple[str, int]:
+    def find_source(self, sample: int) -> tuple[str, int]:
         """Returns the name of a sample's source, and its row there, or its position in a stream."""
         row, number = divmod(sample, len(self.names))
         return self.names[number], row
 
-    def sources_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+    def find_sources(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the number of each sample's source: its index in `names`."""
         return samples % len(self.names)
 
@@ -124,7 +124,7 @@ class MixtureStream(IterableDataset[Item], SourceStream):
         self._places = [_Place(**one) for one in saved]
         if state is not None and state["shares"] and state["settings"] == self._settings and self._read is not None:
             self._shares = self._read(state["shares"])
-        items = [self._items_of(number) for number in range(len(saved))]
+        items = [self._read_source(number) for number in range(len(saved))]
         return self._by_turns(items) if self._shares is None else self._by_shares(items, self._shares)
 
     def _by_turns(self, items: list[Iterator[Item]]) -> Iterator[Item]:
@@ -147,7 +147,7 @@ class MixtureStream(IterableDataset[Item], SourceStream):
                 self._sample = self._places[number].row * len(items) + number
                 yield item
 
-    def _items_of(self, number: int) -> Iterator[Item]:
+    def _read_source(self, number: int) -> Iterator[Item]:
         """Yields the items of a source from its position on; with shares, pass after pass without end."""
         state = self._states[number]
         place = self._places[number]
@@ -156,7 +156,7 @@ class MixtureStream(IterableDataset[Item], SourceStream):
         while not place.has_ended:
             place.is_open = True
             if has_length(source) and not isinstance(source, IterableDataset):
-                items = self._rows_of(source, name, place)
+                items = self._read_rows(source, name, place)
             else:
                 if hasattr(source, "set_epoch"):
                     source.set_epoch(self._epoch + place.passes)
@@ -176,12 +176,12 @@ class MixtureStream(IterableDataset[Item], SourceStream):
                 place.passes += 1
                 place.items = 0
 
-    def _rows_of(self, source: DatasetLike, name: str, place: _Place) -> Iterator[tuple[int, Item]]:
-        order = FeistelOrder(len(source), seed_of((self._seed, *name.encode())))
+    def _read_rows(self, source: DatasetLike, name: str, place: _Place) -> Iterator[tuple[int, Item]]:
+        order = FeistelOrder(len(source), derive_seed((self._seed, *name.encode())))
         for row in range(place.items, len(source)):
             if self._shuffles:
                 passes = np.array([self._epoch + place.passes], dtype=np.uint64)
-                row = int(order.of_passes(np.array([row], dtype=np.uint64), passes)[0])
+                row = int(order.order_passes(np.array([row], dtype=np.uint64), passes)[0])
             yield row, source[row]
 
 

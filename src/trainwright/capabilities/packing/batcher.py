@@ -8,7 +8,7 @@ from typing import Any
 
 from trainwright._types import Model
 from trainwright.capabilities.packing.packed_rows import CURE, PackedCollator, PackedOrder, as_tensors, find_layout
-from trainwright.config.fields import value_of
+from trainwright.config.fields import get_value
 from trainwright.config.plans import SamplingPlan
 from trainwright.data.batcher import Batcher
 from trainwright.data.length_sampler import Lengths
@@ -73,7 +73,7 @@ class RowBatcher(Batcher):
             length_of=self.packed_input,
             pad_token_id=getattr(processing_class, "pad_token_id", None) or 0,
             masks_first=model_facts.shifts_labels(model) or model_facts.is_causal_lm(model),
-            multiple_of=value_of(args, "pad_to_multiple_of"),
+            multiple_of=get_value(args, "pad_to_multiple_of"),
         )
 
 

@@ -102,7 +102,7 @@ class PackedOrder(BatchOrder):
         lengths = length_sampler.lengths_digest(self._lengths)
         return {"kind": "packing", "unit": self.unit, "splits_long": self._splits_long, "lengths": lengths}
 
-    def num_samples_of(self, group: Sequence[Row]) -> int:
+    def count_samples(self, group: Sequence[Row]) -> int:
         return sum(start == 0 for row in group for _, start, _ in row)  # a split sample counts with its first piece
 
     def num_tokens(self, epoch: int) -> int:
@@ -306,7 +306,7 @@ def find_layout(
     config = getattr(model, "config", None)
     if getattr(config, "is_encoder_decoder", False):
         raise ModelError(_refusal(model, "it is an encoder-decoder, which has two sequences for each sample"))
-    rows = _rows_of_random_tokens(model, row_length, min(num_rows, 2), length_of)
+    rows = _make_random_rows(model, row_length, min(num_rows, 2), length_of)
     differences = []
     parameter = next(p for p in model.parameters() if p.is_floating_point())
     rounding = ROUNDING.get(parameter.dtype, max(ROUNDING.values()))
@@ -356,7 +356,7 @@ def _candidates(model: nn.Module, takes_positions: bool) -> Iterator[PackingLayo
             yield PackingLayout(form="blocks", additive=kind, causal=True, first_position=first)
 
 
-def _rows_of_random_tokens(model: nn.Module, row_length: int, num_rows: int, length_of: str) -> list[list[Batch]]:
+def _make_random_rows(model: nn.Module, row_length: int, num_rows: int, length_of: str) -> list[list[Batch]]:
     """Returns a row of three samples, and a row of a long and a short one, to detect windowed attention too."""
     lengths = [[max(row_length // 2, 1), max(row_length // 3, 1), 1], [max(row_length - 3, 1), 2]][:num_rows]
     table = model.get_input_embeddings()  # type: ignore[operator]

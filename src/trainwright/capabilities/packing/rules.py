@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from trainwright.capability_table import BATCHING_FIELDS
-from trainwright.config.fields import batch_formers, value_of
+from trainwright.config.fields import batch_formers, get_value
 from trainwright.config.protocol import Arguments
 from trainwright.config.rules.stages import Stage, idle_family, rule
 
 
 @rule(Stage.CONSTRUCTION, *BATCHING_FIELDS)
 def one_way_to_form_batches(args: Arguments) -> str | None:
-    packing = value_of(args, "packing")
+    packing = get_value(args, "packing")
     others = [name for name in batch_formers(args) if name != "packing" and getattr(args, name)]
     if packing and others:
         return (
@@ -22,8 +22,8 @@ def one_way_to_form_batches(args: Arguments) -> str | None:
 
 @rule(Stage.CONSTRUCTION, "packing", "packing_length")
 def packing_needs_a_length(args: Arguments) -> str | None:
-    packing = value_of(args, "packing")
-    if packing is not None and value_of(args, "packing_length") is None:
+    packing = get_value(args, "packing")
+    if packing is not None and get_value(args, "packing_length") is None:
         return (
             f"packing={packing!r} fills rows of packing_length tokens, and there is none. Set packing_length, for "
             "example to the longest sample."
@@ -32,7 +32,7 @@ def packing_needs_a_length(args: Arguments) -> str | None:
 
 
 @rule(Stage.ADVICE, "packing_length", "packing_overflow", "packing")
-def settings_of_packing(args: Arguments) -> str | None:
-    if value_of(args, "packing"):
+def packing_settings(args: Arguments) -> str | None:
+    if get_value(args, "packing"):
         return None
     return idle_family(args, ("packing_length", "packing_overflow"), "without packing")

@@ -49,11 +49,11 @@ def find_samples(quarantined: Quarantined, dataset: DatasetLike, names: RowNames
         if isinstance(entry, tuple):
             columns.setdefault(entry[0], []).append(entry[1])
     for column, values in columns.items():
-        samples.update(_of_column(dataset, column, values, notes))
+        samples.update(_match_column(dataset, column, values, notes))
     named = {entry.name: entry.seen for entry in quarantined.entries if isinstance(entry, Named)}
     found = follow(named, names)
     samples.update(number for numbers in found.numbers.values() for number in numbers)
-    notes += notes_of(found)
+    notes += describe_found(found)
     if found.unmatched:
         raise DataError(
             f"{QUARANTINE_NAME} names {listed(found.unmatched)} without the content of "
@@ -65,10 +65,10 @@ def find_samples(quarantined: Quarantined, dataset: DatasetLike, names: RowNames
 
 def _text(sample: Sample, names: RowNames) -> str:
     """Returns the name of a sample for a message; for a sample named by a column, the value."""
-    return str(sample[1]) if isinstance(sample, tuple) else str(names.name_of(sample))
+    return str(sample[1]) if isinstance(sample, tuple) else str(names.find_name(sample))
 
 
-def notes_of(found: Followed) -> list[str]:
+def describe_found(found: Followed) -> list[str]:
     """Returns notes about samples that have moved or changed."""
     notes = []
     moved = [f"{old} is {new}" for old, new in found.moved.items() if str(old) != str(new)]
@@ -91,7 +91,7 @@ def _described(sizes: Sizes) -> str:
     )
 
 
-def _of_column(dataset: DatasetLike, column: str, values: Iterable[int | str], notes: list[str]) -> Iterable[Sample]:
+def _match_column(dataset: DatasetLike, column: str, values: Iterable[int | str], notes: list[str]) -> Iterable[Sample]:
     """Returns the samples with given values of a column; in a stream, they are recognized when it is read."""
     if isinstance(dataset, IterableDataset):
         return [(column, value) for value in values]
@@ -99,7 +99,7 @@ def _of_column(dataset: DatasetLike, column: str, values: Iterable[int | str], n
     found: list[Sample] = []
     missing = []
     for value in values:
-        numbers = names.numbers_of(SampleId("", 0, key=value))
+        numbers = names.find_numbers(SampleId("", 0, key=value))
         found += numbers
         if not numbers:
             missing.append(value)
@@ -108,7 +108,7 @@ def _of_column(dataset: DatasetLike, column: str, values: Iterable[int | str], n
     return found
 
 
-def entries_of(
+def read_entries(
     samples: Iterable[Any], dataset: DatasetLike, names: RowNames, *, column: str | None
 ) -> dict[Entry, tuple[Sample, ...]]:
     """Returns the entries for the samples that a user named, with their samples, without duplicates.
@@ -120,20 +120,20 @@ def entries_of(
         if column is not None:
             if type(sample) not in (int, str):
                 raise DataError(f"{sample!r} is not a value of the column {column!r}.")
-            found[column, sample] = tuple(_of_column(dataset, column, [sample], []))
+            found[column, sample] = tuple(_match_column(dataset, column, [sample], []))
             continue
-        for number in _numbers_of(sample, names):
-            name = names.name_of(number)
+        for number in _find_numbers(sample, names):
+            name = names.find_name(number)
             key = names.id_column
             if name.key is not None and key is not None:
                 found[key, name.key] = (number,)
             else:
-                seen = Seen(names.fingerprint_of(number), names.size_of(name))
+                seen = Seen(names.read_fingerprint(number), names.find_size(name))
                 found[Named(name, seen)] = (number,)
     return found
 
 
-def _numbers_of(sample: Any, names: RowNames) -> list[int]:
+def _find_numbers(sample: Any, names: RowNames) -> list[int]:
     if isinstance(sample, SampleId):
         return names.find(str(sample))
     if isinstance(sample, str):

@@ -9,14 +9,14 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from trainwright._types import QUARANTINE_NAME, DataLoaderLike, DatasetLike, counted, has_length
-from trainwright.capabilities.quarantine.entries import CURE, Found, entries_of, find_samples
+from trainwright.capabilities.quarantine.entries import CURE, Found, find_samples, read_entries
 from trainwright.capabilities.quarantine.file import add_to_quarantine, note_sizes, read_quarantine
 from trainwright.capabilities.quarantine.sample_filter import QuarantinedSamples
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.data.identity import listed
 from trainwright.data.loader import Loader
-from trainwright.data.positions import position_of
+from trainwright.data.positions import make_position
 from trainwright.data.row_names import NamesOf, RowNames
 from trainwright.data.sample_filter import Sample
 from trainwright.errors import DataError
@@ -59,7 +59,7 @@ class Quarantine(Extension):
             logger.warning("%s", note)
         if not excluded:
             return
-        position = position_of(dataloader)
+        position = make_position(dataloader)
         num_samples = len(self._dataset) if has_length(self._dataset) else 0
         position.exclude(QuarantinedSamples(excluded), num_samples)
         effect = ""
@@ -144,7 +144,7 @@ def exclude(
         quarantine: of the current run; None outside of training.
         loader: loader of the current run.
     """
-    found = entries_of(samples, dataset, names, column=column)
+    found = read_entries(samples, dataset, names, column=column)
     if quarantine is not None and loader is not None:
         quarantine.exclude(loader, [sample for numbers in found.values() for sample in numbers])
     if writes:

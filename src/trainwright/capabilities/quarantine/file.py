@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from trainwright._types import QUARANTINE_NAME, JSONObject, is_count
-from trainwright.data.identity import SampleId, Seen, as_hex, of_hex
+from trainwright.data.identity import SampleId, Seen, as_hex, parse_hex
 from trainwright.data.sample_filter import Sample
 from trainwright.errors import DataError
 from trainwright.support.door import OwnFolder, RelativeName, parse_json, read_bytes
@@ -84,7 +84,7 @@ def _entry_in(values: JSONObject) -> Entry:
         num_rows = values.get("rows")
         if num_rows is not None and not is_count(num_rows):
             raise ValueError("the number of rows is missing or invalid")
-        return Named(SampleId.from_dict(values), Seen(of_hex(values.get("fingerprint")), num_rows))
+        return Named(SampleId.from_dict(values), Seen(parse_hex(values.get("fingerprint")), num_rows))
     sample = values["sample"]
     column = values.get("column")
     if isinstance(column, str) and type(sample) in (int, str):
@@ -100,7 +100,7 @@ def _sizes_in(values: Mapping[str, Any]) -> Sizes:
     return dict(values)
 
 
-def _line_of(entry: Entry) -> JSONObject:
+def _format_line(entry: Entry) -> JSONObject:
     if isinstance(entry, tuple):
         return {"column": entry[0], "sample": entry[1]}
     if isinstance(entry, int):
@@ -115,7 +115,7 @@ def _line_of(entry: Entry) -> JSONObject:
 
 def add_to_quarantine(folder: str | Path, entries: Iterable[Entry]) -> None:
     """Appends samples to the file in an output directory, creating the directory if needed."""
-    _append(folder, map(_line_of, entries))
+    _append(folder, map(_format_line, entries))
 
 
 def note_sizes(folder: str | Path, sizes: Sizes) -> None:

@@ -6,13 +6,13 @@ import torch
 
 from trainwright.capability import Capability, Extension, Others, RunContext
 from trainwright.config.coerce import parse_steps
-from trainwright.config.fields import value_of
+from trainwright.config.fields import get_value
 
 
 def make(context: RunContext, others: Others) -> Extension | None:
     """Returns the recorder, if steps are asked for."""
     args = context.args
-    steps = value_of(args, "record_values")
+    steps = get_value(args, "record_values")
     if steps is None:
         return None
     from trainwright.capabilities.recorded_values.extension import ValueRecorder

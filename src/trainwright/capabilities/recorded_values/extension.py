@@ -206,7 +206,7 @@ class ValueRecorder(Extension):
             for name, one in self._root.named_parameters():
                 if one.grad is not None:
                     self._write("clipped", plain_name(name), values={"": fingerprint(one.grad)})
-            self._write("optimizer", "", facts=_settings_of(facts.optimizer))
+            self._write("optimizer", "", facts=_collect_settings(facts.optimizer))
         return Decision.APPLY
 
     def after_step(self, run: Run) -> None:
@@ -283,7 +283,7 @@ def _as_list(value: Any) -> Any:
     return value.tolist() if isinstance(value, (torch.Tensor, np.ndarray)) else value
 
 
-def _settings_of(optimizer: Any) -> JSONObject:
+def _collect_settings(optimizer: Any) -> JSONObject:
     """Returns the settings of an optimizer's groups of parameters: `lr`, `betas`, ...; `lr (group 1)` for others."""
     inner = optimizer
     while hasattr(inner, "optimizer"):  # accelerate's wrapper, and others like it

@@ -281,7 +281,7 @@ def compare_values(
             "and optimizer."
         )
     compared = [
-        _Pair(_of_steps(ones[rank], steps, phases), _of_steps(others[rank], steps, phases), rank, tolerance)
+        _Pair(_select_steps(ones[rank], steps, phases), _select_steps(others[rank], steps, phases), rank, tolerance)
         for rank in ranks
     ]
     found = [pair.partings() for pair in compared]
@@ -301,7 +301,7 @@ def compare_values(
     )
 
 
-def _of_steps(recorded: Recorded, steps: Sequence[int], phases: Sequence[str]) -> dict[Key, Record]:
+def _select_steps(recorded: Recorded, steps: Sequence[int], phases: Sequence[str]) -> dict[Key, Record]:
     first = steps[0]
     return {
         key: one
@@ -435,7 +435,7 @@ class _Pair:
         if key.phase == "prediction" and part == "values":
             return "", "", f"{gaps[0][1]}, after step {key.step}: {_gap(one, other)}"
         if key.phase in ("weight", "update", "gradient"):
-            return key.name, "", self._of_parameters(key, gaps[0])
+            return key.name, "", self._describe_parameters(key, gaps[0])
         if part == "facts":
             texts = [f"{name} {_number(a)} against {_number(b)}" for _, name, a, b in gaps]
             return "", self._kind(key), ", ".join(texts[:MOST_NAMED])
@@ -457,7 +457,7 @@ class _Pair:
     def _data(self, key: Key, gaps: list[tuple[str, str, Any, Any]]) -> str:
         facts = {name: (a or [], b or []) for part, name, a, b in gaps if part == "facts"}
         if "samples" in facts:
-            mine, theirs = (self._of_step(run, key.step, "samples") for run in (self.ones, self.others))
+            mine, theirs = (self._find_samples(run, key.step, "samples") for run in (self.ones, self.others))
             what = "the same samples in another order" if sorted(mine) == sorted(theirs) else "other samples"
             return f"{what}: {_some(facts['samples'][0])} against {_some(facts['samples'][1])}"
         if "rows" in facts:
@@ -465,19 +465,19 @@ class _Pair:
             row = next((i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), 0)
             samples = self.ones[key].get("facts", {}).get("samples") or []
             named = f" (first: {samples[row]}, row {row})" if row < len(samples) else f" (first: row {row})"
-            mine, theirs = (self._of_step(run, None, "rows") for run in (self.ones, self.others))
+            mine, theirs = (self._find_samples(run, None, "rows") for run in (self.ones, self.others))
             if set(theirs) & set(mine):
                 return f"the rows of the data are in another order, or other rows{named}"
             return f"the samples have the same names, and other content: changed rows, tokenizer or collator{named}"
         names = ", ".join(gap[1] for gap in gaps[:MOST_NAMED])
         return f"the same samples, and another {names}: tokenizer, collator, or rows that have changed"
 
-    def _of_step(self, run: Mapping[Key, Record], step: int | None, fact: str) -> list[str]:
+    def _find_samples(self, run: Mapping[Key, Record], step: int | None, fact: str) -> list[str]:
         """Returns the samples, or hashes of rows, of a step; None: of all steps."""
         facts = (one.get("facts", {}) for key, one in run.items() if key.phase == "data" and step in (key.step, None))
         return [value for one in facts for value in one.get(fact, ())]
 
-    def _of_parameters(self, key: Key, gap: tuple[str, str, Any, Any]) -> str:
+    def _describe_parameters(self, key: Key, gap: tuple[str, str, Any, Any]) -> str:
         """Describes a parameter that differs, and how many do."""
         _, _, one, other = gap
         alike = [k for k in self.ones if k[:3] == key[:3] and k in self.others]

@@ -33,7 +33,7 @@ import numpy as np
 import torch
 
 from trainwright.capabilities.slow_ranks.forward_waits import DeviceWaits, HostWaits, Pair
-from trainwright.distributed.device import kind_of
+from trainwright.distributed.device import get_kind
 from trainwright.distributed.world import World
 from trainwright.engine.base import Engine
 from trainwright.journal.record import live_journal
@@ -111,7 +111,7 @@ class SlowRanks(Extension):
     def __init__(self, engine: Engine, folder: str) -> None:
         self._engine = engine
         self._folder = folder
-        self._has_events = kind_of(engine.device).has_streams
+        self._has_events = get_kind(engine.device).has_streams
         self._spans: list[tuple[Pair, list[Pair]]] = []  # of a forward pass, and of the waiting in it
         self._most_spans = MOST_SPANS
         self._is_first = False  # of the micro-batches of a step
@@ -138,8 +138,8 @@ class SlowRanks(Extension):
         self._run = run
         self._before = run.progress.clock.read()
         self._step_before = run.progress.state.global_step
-        mine = World.of_process().process_index, socket.gethostname(), str(self._engine.device)
-        self._places = self._engine.objects_of_replicas(mine)
+        mine = World.for_process().process_index, socket.gethostname(), str(self._engine.device)
+        self._places = self._engine.gather_replica_objects(mine)
         self._total = np.zeros((len(self._places), len(PHASES)))
         modules = self._engine.modules_that_wait(run.setup.model)
         self._waits_within = modules is None

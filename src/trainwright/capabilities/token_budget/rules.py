@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from trainwright.config.fields import SETTINGS, value_of
+from trainwright.config.fields import SETTINGS, get_value
 from trainwright.config.protocol import Arguments
 from trainwright.config.rules.stages import Stage, all_set, rule
 
 
 @rule(Stage.CONSTRUCTION, "per_device_train_batch_size", "max_tokens_per_batch")
 def a_budget_or_a_batch_size(args: Arguments) -> str | None:
-    budget = value_of(args, "max_tokens_per_batch")
+    budget = get_value(args, "max_tokens_per_batch")
     if budget is None or args.per_device_train_batch_size == SETTINGS["per_device_train_batch_size"].default:
         return None
     return (

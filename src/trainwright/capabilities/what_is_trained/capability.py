@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from trainwright.capabilities.what_is_trained.checks import CHECKS, make_section
 from trainwright.capability import Capability, Extension, Others, RunContext
-from trainwright.config.fields import value_of
+from trainwright.config.fields import get_value
 
 
 def make(context: RunContext, others: Others) -> Extension | None:
     """Returns the extension that shows what the first window trains."""
-    if not value_of(context.args, "preflight"):
+    if not get_value(context.args, "preflight"):
         return None
     from trainwright.capabilities.what_is_trained.extension import ShowWhatIsTrained
 

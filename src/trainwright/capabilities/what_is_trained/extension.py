@@ -9,7 +9,7 @@ from itertools import islice
 from trainwright._types import Batch
 from trainwright.capabilities.what_is_trained.section import WhatIsTrained, read_section
 from trainwright.capability import RunContext
-from trainwright.config.fields import value_of
+from trainwright.config.fields import get_value
 from trainwright.journal.record import live_journal
 from trainwright.loop.extension import Extension, Run
 from trainwright.support.hooks import is_overridden
@@ -71,7 +71,7 @@ class ShowWhatIsTrained(Extension):
         has_own_loss = hooks.compute_loss_func is not None or hooks.label_smoother is not None
         if has_own_loss or is_overridden(hooks, "compute_loss", "training_step"):
             return
-        if value_of(context.args, "loss_kernel") is not None:
+        if get_value(context.args, "loss_kernel") is not None:
             return
         tokens = max(batch["input_ids"].numel() for batch in batches if hasattr(batch, "keys"))
         saving = estimate_saving(hooks.model, tokens)

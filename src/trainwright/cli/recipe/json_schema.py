@@ -27,7 +27,7 @@ KINDS = {
 
 def json_schema() -> JSONObject:
     """Returns the JSON schema of a configuration file of any task."""
-    parts = {name: _of_part(kind, (name,)) for name, kind in (PARTS | OPTIONAL).items()}
+    parts = {name: _describe_part(kind, (name,)) for name, kind in (PARTS | OPTIONAL).items()}
     task = {"description": "What is trained.", "enum": list(TASKS)}
     metrics = {"description": METRICS_HELP, "type": ["string", "array", "null"], "items": {"type": "string"}}
     source = {"path": {"type": "string"}, "name": {"type": "string"}, "share": {"type": ["number", "string"]}}
@@ -42,20 +42,20 @@ def json_schema() -> JSONObject:
         "type": "object",
         "required": ["task", "data"],
         "additionalProperties": False,
-        "properties": {"task": task, **parts, "metrics": metrics, "training": _of_training()},
+        "properties": {"task": task, **parts, "metrics": metrics, "training": _describe_training()},
     }
 
 
-def _of_part(kind: type, path: Path) -> JSONObject:
+def _describe_part(kind: type, path: Path) -> JSONObject:
     hints = get_type_hints(kind)
     properties = {}
     for one in dataclasses.fields(kind):
         nested = NESTED.get((*path, one.name))
         about = {"description": one.metadata["help"]}
         if nested is not None:
-            properties[one.name] = {**_of_part(nested, (*path, one.name)), "type": ["object", "null"], **about}
+            properties[one.name] = {**_describe_part(nested, (*path, one.name)), "type": ["object", "null"], **about}
             continue
-        found = {**_of_type(hints[one.name]), **about}
+        found = {**_describe_type(hints[one.name]), **about}
         if one.metadata["choices"] is not None:
             found = {"enum": [*one.metadata["choices"], *([None] if _takes_none(hints[one.name]) else [])], **about}
         if one.metadata["low"] is not None:
@@ -65,14 +65,14 @@ def _of_part(kind: type, path: Path) -> JSONObject:
     return {"type": "object", "additionalProperties": False, "properties": properties, **about}
 
 
-def _of_training() -> JSONObject:
+def _describe_training() -> JSONObject:
     """The fields of the arguments; a string is accepted for any value, since TrainingArguments converts it."""
     hints = get_type_hints(Seq2SeqTrainingArguments)
     properties = {}
     for one in dataclasses.fields(Seq2SeqTrainingArguments):
         if one.init:
             choices = [choice for choice in CHOICES.get(one.name, ()) if choice is not None]
-            found = {"examples": choices} if choices else _of_type(hints[one.name], also="string")
+            found = {"examples": choices} if choices else _describe_type(hints[one.name], also="string")
             properties[one.name] = {**found, "description": one.metadata.get("help", "")}
     for name, help in early_stopping.ENTRIES.items():
         properties[name] = {
@@ -93,7 +93,7 @@ def _takes_none(hint: Any) -> bool:
     return type(None) in get_args(hint)
 
 
-def _of_type(hint: Any, *, also: str | None = None) -> JSONObject:
+def _describe_type(hint: Any, *, also: str | None = None) -> JSONObject:
     """Returns the JSON types for a type hint; {} if one of its types has no JSON type."""
     members = get_args(hint) if get_origin(hint) not in (list, dict, tuple) and get_args(hint) else (hint,)
     names = [KINDS.get(get_origin(member) or member) for member in members]

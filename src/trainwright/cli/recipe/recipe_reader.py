@@ -31,7 +31,7 @@ from trainwright.cli.recipe.schema import (
     ModelPart,
     PreferencePart,
     Recipe,
-    names_of,
+    list_names,
 )
 from trainwright.cli.recipe.yaml_tree import Path, Tree, parse, scalar
 from trainwright.cli.user_code import is_function_name
@@ -91,7 +91,7 @@ def read_tree(
         path = tuple(name.strip().split("."))
         tree.places[(origin,)] = origin
         problem = (
-            _problem_of_name(path) if sign else "a name, =, and a value belong here: --set training.max_steps=100."
+            _find_name_problem(path) if sign else "a name, =, and a value belong here: --set training.max_steps=100."
         )
         if problem is None:
             try:
@@ -176,10 +176,10 @@ def _read(
     metrics, wrong_metrics = _read_metrics(value.get("metrics"), base)
     problems += wrong_metrics
     made = Recipe(task=task, **parts, metrics=metrics, training=training, early_stopping=stopping)
-    found = [*_contradictions(made), *(_contradictions_of_task(made) if task in TASKS else ())]
-    problems += _problems_of_values(made)
+    found = [*_contradictions(made), *(_find_task_contradictions(made) if task in TASKS else ())]
+    problems += _find_value_problems(made)
     problems += [one for one in found if not _may_follow(one[0], wrong)]
-    for path, problem in problems_of_training(training, generates=_generates(task)):
+    for path, problem in find_training_problems(training, generates=_generates(task)):
         of_shares = path == ("training", "mixture") and bool(made.data.sources)
         problems.append(_at_its_source(made.data.sources or [], problem) if of_shares else (path, problem))
     first = {path[:1] for path in (*not_set, *(path for path, _ in problems))}
@@ -223,12 +223,12 @@ def _expand_sources(tree: Tree) -> None:
 
 def known_paths() -> list[str]:
     """Returns every name that a file may have, with its parents."""
-    nested = [f"{'.'.join(path)}.{name}" for path, kind in NESTED.items() for name in names_of(kind)]
-    inner = [f"{part}.{name}" for part, kind in (PARTS | OPTIONAL).items() for name in names_of(kind)]
+    nested = [f"{'.'.join(path)}.{name}" for path, kind in NESTED.items() for name in list_names(kind)]
+    inner = [f"{part}.{name}" for part, kind in (PARTS | OPTIONAL).items() for name in list_names(kind)]
     return ["task", "metrics", *inner, *nested, *(f"training.{name}" for name in training_names(generates=True))]
 
 
-def _problem_of_name(path: Path) -> str | None:
+def _find_name_problem(path: Path) -> str | None:
     full = ".".join(path)
     known = known_paths()
     free = {("model", "config"), ("data", "columns"), ("data", "where"), ("data", "labels")}
@@ -251,7 +251,7 @@ def _problems(tree: Tree) -> Found:
         said = "task is missing" if task is None else f"task: {task!r} is not a task"
         yield at, f"{said}.{hint_for_task(str(task), TASKS)} Tasks: {', '.join(TASKS)}."
     for part, kind in (PARTS | OPTIONAL).items():
-        yield from _problems_of_part(value.get(part), kind, (part,))
+        yield from _find_part_problems(value.get(part), kind, (part,))
     if "data" not in value:
         yield (), "data is missing: it names the training data."
     training = value.get("training")
@@ -261,21 +261,21 @@ def _problems(tree: Tree) -> Found:
         yield from _unknown(training, training_names(generates=_generates(task)), ("training",))
 
 
-def _problems_of_part(value: object, kind: type, path: Path) -> Found:
+def _find_part_problems(value: object, kind: type, path: Path) -> Found:
     """Yields the problems of a mapping described by a dataclass."""
     if value is None:
         return
     if not isinstance(value, dict):
         yield path, f"{'.'.join(path)}: names with values belong here."
         return
-    yield from _unknown(value, names_of(kind), path)
+    yield from _unknown(value, list_names(kind), path)
     hints = get_type_hints(kind)
     for one in dataclasses.fields(kind):
         if one.name not in value:
             continue
         inner = (*path, one.name)
         if inner in NESTED:
-            yield from _problems_of_part(value[one.name], NESTED[inner], inner)
+            yield from _find_part_problems(value[one.name], NESTED[inner], inner)
         elif (problem := _mismatch(value[one.name], hints[one.name], one.metadata)) is not None:
             yield inner, f"{'.'.join(inner)}: {problem}"
 
@@ -439,14 +439,14 @@ def _at_its_source(sources: Sequence[Mapping[str, Any]], problem: str) -> tuple[
     return ("data", "sources", *named[:1], "share"), f"data.sources: {problem.removeprefix('training: ')}"
 
 
-def _problems_of_values(recipe: Recipe) -> Found:
+def _find_value_problems(recipe: Recipe) -> Found:
     """Yields values that are wrong whatever the rest of the file says."""
     data = recipe.data
     if recipe.lora is not None and not 0 <= recipe.lora.dropout < 1:
         yield ("lora", "dropout"), f"lora.dropout: {recipe.lora.dropout} must be a share from 0 to below 1."
     if data.eval is None and data.dataset is None and not 0 <= data.eval_share < 1:
         yield ("data", "eval_share"), f"data.eval_share: {data.eval_share} must be a share from 0 to below 1."
-    yield from _problems_of_weights(data.class_weights, recipe.training)
+    yield from _find_weight_problems(data.class_weights, recipe.training)
     if data.encoding is not None:
         try:
             codecs.lookup(data.encoding)
@@ -458,7 +458,7 @@ def _problems_of_values(recipe: Recipe) -> Found:
         yield ("data", "mask_share"), f"data.mask_share: {data.mask_share} must be a share above 0 and below 1."
 
 
-def _problems_of_weights(weights: str | Mapping[Any, Any] | None, training: Mapping[str, Any]) -> Found:
+def _find_weight_problems(weights: str | Mapping[Any, Any] | None, training: Mapping[str, Any]) -> Found:
     path = ("data", "class_weights")
     if isinstance(weights, str) and weights != "balanced":
         yield path, f"data.class_weights: {weights!r} is neither `balanced` nor label -> weight, as {{spam: 3}}."
@@ -494,7 +494,7 @@ def _contradictions(recipe: Recipe) -> Found:
         yield ("model", "learn_tokenizer"), f"model.learn_tokenizer: {said}"
 
 
-def _contradictions_of_task(recipe: Recipe) -> Found:
+def _find_task_contradictions(recipe: Recipe) -> Found:
     data = recipe.data
     model = recipe.model
     spec = recipe.spec
@@ -511,7 +511,7 @@ def _contradictions_of_task(recipe: Recipe) -> Found:
     if recipe.preference is not None and recipe.task != "preference":
         yield ("preference",), f"preference has no effect in {recipe.task}. Remove it, or set task: preference."
     if recipe.preference is not None and recipe.task == "preference":
-        yield from _problems_of_preference(recipe.preference)
+        yield from _find_preference_problems(recipe.preference)
     if spec.is_paired and recipe.training.get("eval_async"):
         said = "TRL's trainers evaluate in the process that trains. Remove it."
         yield ("training", "eval_async"), f"training.eval_async is impossible in {recipe.task}: {said}"
@@ -532,7 +532,7 @@ def _contradictions_of_task(recipe: Recipe) -> Found:
     yield from _idle(recipe)
 
 
-def _problems_of_preference(part: PreferencePart) -> Found:
+def _find_preference_problems(part: PreferencePart) -> Found:
     """Yields settings of a loss with which it has no value, or teaches nothing."""
     loss = part.loss_type
     if not 0 < part.beta < math.inf:
@@ -666,7 +666,7 @@ def resolved_training(training: Mapping[str, object], base: FilePath, task: str)
     return result
 
 
-def problems_of_training(training: Mapping[str, object], *, generates: bool) -> Iterator[tuple[tuple[str, ...], str]]:
+def find_training_problems(training: Mapping[str, object], *, generates: bool) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yields the problems that TrainingArguments has with the values, each at the first entry that it names."""
     kinds = get_type_hints(Seq2SeqTrainingArguments)
     wrong = [name for name, value in training.items() if kinds.get(name) is bool and not isinstance(value, bool)]

@@ -281,6 +281,6 @@ class Recipe:
         return JOINT.join(map(str, name)) if isinstance(name, list) else str(name)
 
 
-def names_of(kind: type) -> list[str]:
+def list_names(kind: type) -> list[str]:
     """Returns the names of the fields of a dataclass."""
     return [one.name for one in dataclasses.fields(kind)]

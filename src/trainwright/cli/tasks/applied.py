@@ -266,7 +266,7 @@ def _labels(place: Path) -> list[str]:
     return [str(named[number]) for number in sorted(named, key=int)] if isinstance(named, dict) else []
 
 
-def arguments_of(one: Applied) -> TrainingArguments:
+def make_eval_arguments(one: Applied) -> TrainingArguments:
     """Returns the arguments of an evaluation."""
     from trainwright.cli.tasks.task_trainer import make_arguments
 

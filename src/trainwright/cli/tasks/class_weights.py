@@ -48,7 +48,7 @@ def find_weighted_loss(material: TaskSource, labels: Labels, role: str) -> Weigh
         return None
     if isinstance(given, dict):
         return WeightedLoss(_listed(material, labels, given))
-    counts = Counter(labels.of(cell) for cell in material.column(material.train, role))
+    counts = Counter(labels.find(cell) for cell in material.column(material.train, role))
     missing = [name for number, name in enumerate(labels.names) if not counts[number]]
     if missing:
         material.wrong(

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from trainwright._types import IGNORE_INDEX, JSONObject
-from trainwright.cli.tasks.applied import Applied, arguments_of
+from trainwright.cli.tasks.applied import Applied, make_eval_arguments
 from trainwright.cli.tasks.multi_label import PROBLEM_TYPE
 from trainwright.cli.tasks.source import Row, TaskSource, load
 from trainwright.cli.tasks.task_trainer import make_evaluator
@@ -60,7 +60,7 @@ def evaluate(one: Applied, *, num_hardest: int = 10) -> Evaluation:
             "A preference is evaluated against the model before training, and a model from scratch has none. Name one: "
             "--set preference.reference=PATH."
         )
-    args = arguments_of(one)
+    args = make_eval_arguments(one)
     material = _load_labelled(one)
     parts, trainer = make_evaluator(material, args)
     found = trainer.evaluate()
@@ -70,7 +70,7 @@ def evaluate(one: Applied, *, num_hardest: int = 10) -> Evaluation:
     if num_hardest == 0:
         return Evaluation(task=one.recipe.task, num_samples=len(parts.train), metrics=metrics, labels=names)
     if one.recipe.spec.is_paired:
-        losses = _losses_of_pairs(trainer)
+        losses = _compute_pair_losses(trainer)
         confusion: Any = np.zeros((0, 0), dtype=np.int64)
         guesses: list[tuple[int, int]] = []
     else:
@@ -121,7 +121,7 @@ def _second_pass(trainer: Any, *, num_labels: int) -> tuple[np.ndarray[Any, Any]
         with torch.no_grad(), trainer.compute_loss_context_manager():
             logits = model(**inputs).logits
         labels = inputs["labels"]
-        losses += losses_of_samples(logits, labels, shifts=shifts).tolist()
+        losses += compute_sample_losses(logits, labels, shifts=shifts).tolist()
         if num_labels:
             guessed = logits.argmax(dim=-1)
             counts = labels != IGNORE_INDEX
@@ -132,7 +132,7 @@ def _second_pass(trainer: Any, *, num_labels: int) -> tuple[np.ndarray[Any, Any]
     return np.nan_to_num(np.asarray(losses), nan=np.inf), confusion, guesses
 
 
-def _losses_of_pairs(trainer: Any) -> np.ndarray[Any, Any]:
+def _compute_pair_losses(trainer: Any) -> np.ndarray[Any, Any]:
     trainer.model.eval()
     losses: list[float] = []
     for batch in trainer.get_eval_dataloader():
@@ -141,7 +141,7 @@ def _losses_of_pairs(trainer: Any) -> np.ndarray[Any, Any]:
     return found
 
 
-def losses_of_samples(logits: torch.Tensor, labels: torch.Tensor, *, shifts: bool) -> torch.Tensor:
+def compute_sample_losses(logits: torch.Tensor, labels: torch.Tensor, *, shifts: bool) -> torch.Tensor:
     """Returns the loss of each sample: the mean cross-entropy of its labels, or the squared error of a number.
 
     Args:

@@ -96,7 +96,7 @@ def export_average(checkpoint: Path, folder: Path) -> list[Path]:
     export_model(checkpoint, folder, parts=sharded_state)
     left = set(average)
     for file in sorted((*folder.rglob(SAFE_WEIGHTS_NAME), *folder.rglob(ADAPTER_WEIGHTS_NAME))):
-        adapter = None if file.name == SAFE_WEIGHTS_NAME else name_of_adapter(file.parent, folder)
+        adapter = None if file.name == SAFE_WEIGHTS_NAME else find_adapter_name(file.parent, folder)
         by_key = {name if adapter is None else key_in_adapter(name, adapter): name for name in average}
         weights = read_file(file)
         for key in weights.keys() & by_key.keys():
@@ -109,7 +109,7 @@ def export_average(checkpoint: Path, folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-def name_of_adapter(place: Path, folder: Path) -> str:
+def find_adapter_name(place: Path, folder: Path) -> str:
     """Returns the name of the adapter with a file in a subdirectory of `folder`; peft writes the default there."""
     return "default" if place == folder else place.name
 

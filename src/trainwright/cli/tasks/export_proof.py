@@ -299,7 +299,7 @@ class _Proof:
         scale, is_spread = _scale(expected.values)
         largest, worst = _largest_difference(expected, got)
         relative = largest / scale
-        outputs = _kind_of_outputs(trained, expected)
+        outputs = _find_output_kind(trained, expected)
         # Before adapters are merged for the comparison of the weights.
         named = None if relative <= limit else _first_module(trained, exported, batches, limit)
         if rounded:
@@ -670,7 +670,7 @@ def _positions(model: Model, batch: Batch, logits: torch.Tensor) -> torch.Tensor
     return torch.ones(logits.shape[:2], dtype=torch.bool)
 
 
-def _kind_of_outputs(model: Model, one: _Reading) -> str:
+def _find_output_kind(model: Model, one: _Reading) -> str:
     """Returns what the outputs of a model are: "number" for a single one, "tokens" or "classes"."""
     if one.values.shape[-1] == 1:
         return "number"

@@ -29,12 +29,12 @@ def described(finding: Finding) -> str:
     return f"{finding.entry}: {finding.evidence}" + (f" {finding.cure}" if finding.cure else "")
 
 
-def table_of(
+def make_table(
     recipe: Recipe,
     part: str,
     columns: Mapping[str, Callable[[], Sequence[object]]],
     *,
-    name_of: Callable[[int], str],
+    find_name: Callable[[int], str],
     twice: Iterable[tuple[str, str]] = (),
     has_lists: bool = False,
 ) -> Table:
@@ -44,7 +44,7 @@ def table_of(
         recipe: maps roles to columns.
         part: for messages.
         columns: cells of each column, read on demand.
-        name_of: returns the name of a row by its position.
+        find_name: returns the name of a row by its position.
         twice: file and name of duplicate columns.
         has_lists: whether a row may have several labels.
     """
@@ -55,7 +55,7 @@ def table_of(
     return Table(
         part=part,
         columns=columns,
-        name_of=name_of,
+        find_name=find_name,
         label=recipe.column("label") if has_classes and not has_lists else None,
         numbers=(recipe.column("label"),) if has_label and not has_classes else (),
         used=tuple(recipe.column(role) for role in roles),
@@ -69,14 +69,14 @@ def find(recipe: Recipe, table: Table) -> Iterator[Finding]:
     """Yields findings in the rows of a part."""
     for role in (*recipe.spec.needs, *recipe.spec.takes):
         if role in TEXTS and (role in recipe.spec.needs or role in recipe.data.columns):
-            yield from _of_texts(recipe, table, role)
+            yield from _check_texts(recipe, table, role)
     label = next((role for role in ("label", "tags") if role in recipe.spec.needs), None)
     if label is not None:
-        yield from _of_labels(recipe, table, label)
+        yield from _check_labels(recipe, table, label)
     yield from look_at_table(table)
 
 
-def _of_texts(recipe: Recipe, table: Table, role: str) -> Iterator[Finding]:
+def _check_texts(recipe: Recipe, table: Table, role: str) -> Iterator[Finding]:
     entry = f"{ENTRY}.{role}"
     column = recipe.column(role)
     cells = table.columns[column]()
@@ -86,7 +86,7 @@ def _of_texts(recipe: Recipe, table: Table, role: str) -> Iterator[Finding]:
             is_chat = is_conversation(cell)
             yield Finding(
                 "error",
-                f"{table.name_of(place)} of {table.part} holds a {type(cell).__name__} in the column {column!r}.",
+                f"{table.find_name(place)} of {table.part} holds a {type(cell).__name__} in the column {column!r}.",
                 "This looks like chat data: set task: chat." if is_chat else "Name a column of text, or join it.",
                 check="texts",
                 rows=table.names([place]),
@@ -107,7 +107,7 @@ def _of_texts(recipe: Recipe, table: Table, role: str) -> Iterator[Finding]:
         )
 
 
-def _of_labels(recipe: Recipe, table: Table, role: str) -> Iterator[Finding]:
+def _check_labels(recipe: Recipe, table: Table, role: str) -> Iterator[Finding]:
     entry = f"{ENTRY}.{role}"
     missing: list[int] = []
     rows_of: defaultdict[str, list[int]] = defaultdict(list)
@@ -130,7 +130,7 @@ def _of_labels(recipe: Recipe, table: Table, role: str) -> Iterator[Finding]:
         )
     single = [label for label, places in rows_of.items() if len(places) == 1]
     if table.part == "train" and single and table.label is not None and len(rows_of) <= MOST_LABELS:
-        shown = ", ".join(f"{label!r} ({table.name_of(rows_of[label][0])})" for label in single[:MOST_LISTED])
+        shown = ", ".join(f"{label!r} ({table.find_name(rows_of[label][0])})" for label in single[:MOST_LISTED])
         more = f", ... ({len(single)})" if len(single) > MOST_LISTED else ""
         yield Finding(
             "warning",
@@ -180,7 +180,7 @@ def held_out(train: Rows, rows: Rows, columns: Sequence[str]) -> Iterator[Findin
         yield replace(finding, check="held_out", entry="data.eval")
 
 
-def of_conversations(shape: Shape, table: Table) -> tuple[list[int], Iterator[Finding]]:
+def check_conversations(shape: Shape, table: Table) -> tuple[list[int], Iterator[Finding]]:
     """Returns the positions of the rows that are conversations, and the problems of the others."""
     names = list(shape.columns.values())
     wrong = defaultdict[str, list[int]](list)

@@ -59,7 +59,7 @@ def load_config(
             material.wrong(f"transformers has no model {kind!r}.{hint}", "model", "config", "model_type")
         known = CONFIG_MAPPING[kind]()
         _check_names(material, given, known)
-        return AutoConfig.for_model(kind, **{**settings, **_of_tokenizer(tokenizer, known), **given})
+        return AutoConfig.for_model(kind, **{**settings, **_describe_tokenizer(tokenizer, known), **given})
     if material.model is None:
         _refuse_adapter(material, model.path, "model", "path")
     try:
@@ -67,7 +67,7 @@ def load_config(
     except (OSError, ValueError, KeyError) as error:
         material.wrong(f"no model can be loaded from there: {first_line(error)}", "model", "path")
     _check_names(material, given, config)
-    own = _of_tokenizer(tokenizer, config) if model.learn_tokenizer is not None else {}
+    own = _describe_tokenizer(tokenizer, config) if model.learn_tokenizer is not None else {}
     for name, value in {**settings, **own, **given}.items():
         setattr(config, name, value)
     return config
@@ -170,7 +170,7 @@ def _check_names(material: TaskSource, given: JSONObject, config: ModelConfig) -
     )
 
 
-def _of_tokenizer(tokenizer: PreTrainedTokenizerBase | None, config: ModelConfig) -> JSONObject:
+def _describe_tokenizer(tokenizer: PreTrainedTokenizerBase | None, config: ModelConfig) -> JSONObject:
     if tokenizer is None:
         return {}
     names = ("pad_token_id", "bos_token_id", "eos_token_id")

@@ -16,7 +16,7 @@ from trainwright.cli.tasks.conversations import ConversationError, is_conversati
 from trainwright.cli.tasks.findings import described
 from trainwright.cli.tasks.models import load_config, load_model, load_reference, load_tokenizer, max_length
 from trainwright.cli.tasks.source import Row, Rows, TaskSource
-from trainwright.cli.tasks.task_objects import TaskObjects, origin_of
+from trainwright.cli.tasks.task_objects import TaskObjects, make_origin
 from trainwright.config.arguments import TrainingArguments
 from trainwright.support.findings import Finding
 
@@ -218,7 +218,7 @@ def name_pairs(material: TaskSource, part: str, dataset: Any, *, length: int) ->
         limit = f"{length} tokens" if asked is None else f"the {length} tokens of data.max_length"
         material.wrong(f"all {counted(len(rows), 'pair')} of {part} are longer than {limit}.", "data", "max_length")
     named = dataset.remove_columns(ROW_COLUMN)
-    named.origin = origin_of(material, rows, places)
+    named.origin = make_origin(material, rows, places)
     left_out = len(rows) - len(places)
     if left_out:
         finding = Finding(

@@ -15,14 +15,14 @@ import torch
 
 from trainwright._types import JSONObject, json_value
 from trainwright.cli.recipe.schema import Recipe
-from trainwright.cli.tasks.applied import Applied, arguments_of
+from trainwright.cli.tasks.applied import Applied, make_eval_arguments
 from trainwright.cli.tasks.chat import rendered_prompt
 from trainwright.cli.tasks.conversations import ConversationError, find_shape, read_messages
 from trainwright.cli.tasks.mapped_rows import map_row
 from trainwright.cli.tasks.models import load_config, load_model, max_length, quiet_transformers
 from trainwright.cli.tasks.multi_label import PROBLEM_TYPE
 from trainwright.cli.tasks.pairs import check_row, roles_to_predict, score_inputs
-from trainwright.cli.tasks.source import Row, TaskSource, file_names, format_of, read_rows, texts
+from trainwright.cli.tasks.source import Row, TaskSource, file_names, find_format, read_rows, texts
 from trainwright.cli.tasks.task_builders import image_processor, image_reader
 from trainwright.cli.user_code import load_function
 from trainwright.errors import DataError, did_you_mean
@@ -62,7 +62,7 @@ def _predict_numbered(
     one: Applied, batch_size: int | None, max_new_tokens: int
 ) -> Iterator[tuple[int, Row, JSONObject]]:
     """Yields the number of each row in the files, the row, and its prediction."""
-    args = arguments_of(one)
+    args = make_eval_arguments(one)
     material = TaskSource(one.recipe, one.tree, [], [])
     size = batch_size or args.per_device_eval_batch_size
     rows = _numbered_rows(material)
@@ -109,7 +109,7 @@ def _rows(material: TaskSource) -> Iterator[Row]:
     data = material.recipe.data
     for path, shown in file_names(data).items():
         rows = read_rows(path, data, file=shown)
-        has_columns = data.pattern is not None or format_of(path, data.format) != "text"
+        has_columns = data.pattern is not None or find_format(path, data.format) != "text"
         yield from rows if has_columns else _as_inputs(rows, material)
 
 
@@ -255,7 +255,7 @@ class _Predictor:
         logits: torch.Tensor = self._model(**on_device).logits.float().cpu()
         return logits
 
-    def _of_texts(self, rows: list[Row]) -> torch.Tensor:
+    def _predict_texts(self, rows: list[Row]) -> torch.Tensor:
         roles = ["text", *(["text_pair"] if self._material.has("text_pair") else [])]
         cells = [texts(self._cells(rows, role)) for role in roles]
         return self._logits(
@@ -277,10 +277,10 @@ class _Predictor:
         return found
 
     def _text_classification(self, rows: list[Row]) -> list[JSONObject]:
-        return self._labelled(self._of_texts(rows))
+        return self._labelled(self._predict_texts(rows))
 
     def _regression(self, rows: list[Row]) -> list[JSONObject]:
-        return [{"value": value} for value in self._of_texts(rows).squeeze(-1).tolist()]
+        return [{"value": value} for value in self._predict_texts(rows).squeeze(-1).tolist()]
 
     def _image_classification(self, rows: list[Row]) -> list[JSONObject]:
         pixels = torch.stack([torch.as_tensor(self._read_image(row)) for row in rows])

@@ -34,9 +34,9 @@ from trainwright.cli.tasks.pair_trainers import find_form
 from trainwright.cli.tasks.source import TaskSource, digest_rows, load
 from trainwright.cli.tasks.task_trainer import (
     make_arguments,
+    make_named_pair_trainer,
     make_objects,
     make_task_trainer,
-    make_trainer_of_pairs,
 )
 from trainwright.cli.user_code import allow_functions, remember_functions
 from trainwright.config.arguments import TrainingArguments
@@ -115,7 +115,7 @@ def make_trainer(recipe: Recipe, tree: Tree, say: Say, *, found: list[Finding] |
     if recipe.lora is not None and not recipe.spec.is_paired:
         model = with_adapter(parts.model, material)
     if recipe.spec.is_paired:
-        trainer = make_trainer_of_pairs(material, args, parts)
+        trainer = make_named_pair_trainer(material, args, parts)
         model = trainer.model
     else:
         trainer = make_task_trainer(
@@ -341,7 +341,7 @@ def refuse_a_second_run(recipe: Recipe, tree: Tree) -> None:
         tree.refuse([(("training", "output_dir"), problem)])
 
 
-def tree_of_run(folder: Path, overrides: Sequence[str], typed: Sequence[str] = (), *, cure: str) -> Tree:
+def read_run_tree(folder: Path, overrides: Sequence[str], typed: Sequence[str] = (), *, cure: str) -> Tree:
     """Reads the recipe in the directory of a run; RecipeError, with a `cure`, if there is none."""
     path = folder / RECIPE_NAME
     if not path.is_file():
@@ -356,7 +356,7 @@ def read_run(folder: Path, overrides: Sequence[str], typed: Sequence[str] = ()) 
     is_checkpoint = folder.name.startswith(f"{PREFIX_CHECKPOINT_DIR}-")
     run_folder = folder.parent if is_checkpoint else folder
     cure = "`trainwright runs DIR` lists runs; resume the run of a script in the script."
-    tree = tree_of_run(run_folder, overrides, typed, cure=cure)
+    tree = read_run_tree(run_folder, overrides, typed, cure=cure)
     where = str(folder) if is_checkpoint else "auto"
     tree.set(("training", "resume_from_checkpoint"), where, origin="trainwright resume")
     tree.set(("training", "output_dir"), str(run_folder), origin="trainwright resume")  # it may have been moved

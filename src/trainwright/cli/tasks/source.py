@@ -30,7 +30,7 @@ from trainwright.data.row_names import ONE_SOURCE, row_names
 from trainwright.errors import DataError, MissingPackageError, RecipeError, did_you_mean, needs_package
 from trainwright.hub.access import dataset_problem, offline, without_retries
 from trainwright.preflight.row_facts import IN_FULL
-from trainwright.preflight.rows import rows_of
+from trainwright.preflight.rows import fetch_rows
 from trainwright.preflight.table_checks import MOST_LABELS
 from trainwright.preflight.tables import Table
 from trainwright.support.door import has_halves, parse_json
@@ -84,11 +84,11 @@ class TaskSource:
         def all_names() -> list[SampleId]:
             return self.names(rows)
 
-        return findings.table_of(
+        return findings.make_table(
             self.recipe,
             part,
             {name: partial(_cells, rows, name) for name in names},
-            name_of=lambda place: str(all_names()[place]),
+            find_name=lambda place: str(all_names()[place]),
             twice=self.twice.get(part, ()),
             has_lists=self.has_lists,
         )
@@ -105,7 +105,7 @@ class TaskSource:
         column = self.recipe.training.get("id_column")
         if hasattr(rows, "column_names"):
             names = row_names(rows, id_column=column)
-            return [names.name_of(number) for number in range(len(rows))]
+            return [names.find_name(number) for number in range(len(rows))]
         if column is None:
             return [row.name for row in rows]
         if len(rows) and column not in rows[0]:
@@ -144,13 +144,13 @@ def load(recipe: Recipe, tree: Tree, found: list[Finding] | None = None) -> Task
     material = TaskSource(recipe, tree, [], [], found=[] if found is None else found, is_check=found is not None)
     try:
         if recipe.data.dataset is not None:
-            train, held = _of_dataset(recipe.data)
+            train, held = _load_dataset(recipe.data)
         else:
             names = file_names(recipe.data)
-            train = _of_files(material, recipe.data.train, names)
+            train = _load_files(material, recipe.data.train, names)
             for source in recipe.data.sources or ():
-                train += _of_files(material, source["path"], names, source=source["name"])
-            held = None if recipe.data.eval is None else _of_files(material, recipe.data.eval, names, source="eval")
+                train += _load_files(material, source["path"], names, source=source["name"])
+            held = None if recipe.data.eval is None else _load_files(material, recipe.data.eval, names, source="eval")
     except (DataError, MissingPackageError) as error:
         material.wrong(str(error), "data", "train" if recipe.data.dataset is None else "dataset")
     train = _map(material, "train", train)
@@ -180,7 +180,7 @@ def load(recipe: Recipe, tree: Tree, found: list[Finding] | None = None) -> Task
     return material
 
 
-def problems_of_data(recipe: Recipe, tree: Tree) -> list[tuple[tuple[str, ...], str]]:
+def find_data_problems(recipe: Recipe, tree: Tree) -> list[tuple[tuple[str, ...], str]]:
     """Returns the problems in the data of a recipe that has other problems; none if the data are slow to read.
 
     Large files and datasets are not read for it: their problems are reported once the recipe has no others.
@@ -241,12 +241,12 @@ def _gather_labels(material: TaskSource, rows: Rows) -> Rows:
     rows = _at(rows, _chosen(rows, where)) if where else rows
     if len(rows) == 0:
         return rows
-    name_of = material.table("train", rows).name_of
+    find_name = material.table("train", rows).find_name
     try:
         if isinstance(named, list):
-            lists: list[list[str]] | None = join_columns({name: _cells(rows, name) for name in columns}, name_of)
+            lists: list[list[str]] | None = join_columns({name: _cells(rows, name) for name in columns}, find_name)
         else:
-            lists = read_lists(_cells(rows, columns[0]), name_of)
+            lists = read_lists(_cells(rows, columns[0]), find_name)
     except DataError as error:
         material.wrong(str(error), "data", "columns", "label")
     if lists is None:
@@ -274,7 +274,7 @@ def _used(material: TaskSource, part: str, rows: Rows) -> Rows:
     if material.shape is None:
         material.found += findings.find(material.recipe, table)
         return rows
-    places, found = findings.of_conversations(material.shape, table)
+    places, found = findings.check_conversations(material.shape, table)
     material.found += found
     return _at(rows, places)
 
@@ -392,7 +392,7 @@ def _plain(cells: Sequence[object]) -> list[int | None]:
 def _held_out(material: TaskSource) -> Iterator[Finding]:
     """Yields a finding if held-out rows are also in the training rows."""
     names = _inputs(material)
-    parts = [rows_of(rows, IN_FULL, name_of=material.table(part, rows).name_of) for part, rows in material.parts]
+    parts = [fetch_rows(rows, IN_FULL, find_name=material.table(part, rows).find_name) for part, rows in material.parts]
     if len(parts) == 2:
         train, rows = parts
         if train is not None and rows is not None:
@@ -419,13 +419,13 @@ def file_names(data: DataPart) -> dict[Path, str]:
     return {path: path.name if uses[path.name] == 1 else path.as_posix() for path in paths}
 
 
-def _of_files(
+def _load_files(
     material: TaskSource, named: str | Sequence[str] | None, names: Mapping[Path, str], *, source: str = ONE_SOURCE
 ) -> list[FileRow]:
-    return [row for path in _paths(named) for row in _of_file(material, path, file=names[path], source=source)]
+    return [row for path in _paths(named) for row in _load_file(material, path, file=names[path], source=source)]
 
 
-def _of_file(material: TaskSource, path: Path, *, file: str, source: str) -> list[FileRow]:
+def _load_file(material: TaskSource, path: Path, *, file: str, source: str) -> list[FileRow]:
     """Reads a file; if it is not UTF-8 and the recipe sets no encoding, in the encoding that its bytes suggest."""
     data = material.recipe.data
     try:
@@ -464,7 +464,7 @@ def _encoding(path: Path) -> str:
     return "cp1252" if best is None else best.encoding
 
 
-def _of_dataset(data: DataPart) -> tuple[Rows, Rows | None]:
+def _load_dataset(data: DataPart) -> tuple[Rows, Rows | None]:
     with needs_package("data.dataset needs the package datasets: pip install datasets"):
         import datasets
     assert data.dataset is not None
@@ -611,7 +611,7 @@ def read_rows(path: Path, data: DataPart, *, file: str | None = None, source: st
     Raises:
         DataError: the file is not of the type given by its suffix (or `format`).
     """
-    kind = format_of(path, data.format)
+    kind = find_format(path, data.format)
     shown = path.name if file is None else file
     try:
         for number, (line, row) in enumerate(READERS[kind](path, data)):
@@ -623,7 +623,7 @@ def read_rows(path: Path, data: DataPart, *, file: str | None = None, source: st
         raise DataError(f"{path} is not text in {name}: {error}. Set its encoding with data.encoding.") from error
 
 
-def format_of(path: Path, given: str | None) -> str:
+def find_format(path: Path, given: str | None) -> str:
     """Returns the format of a file; DataError if neither the suffix nor the user gives it."""
     if given is not None:
         return given
@@ -725,7 +725,7 @@ def _records(reader: CsvReader) -> Iterator[tuple[int, list[str]]]:
 
 def columns_twice(path: Path, data: DataPart) -> list[str]:
     """Returns the names of columns that occur more than once in the first line of a table."""
-    kind = format_of(path, data.format)
+    kind = find_format(path, data.format)
     if kind not in ("csv", "tsv") or not data.header:
         return []
     line = _first_line(path, data)
@@ -898,12 +898,12 @@ class Labels:
     names: list[str]
     parse_number: dict[str, int]
 
-    def of(self, cell: object) -> int:
+    def find(self, cell: object) -> int:
         return self.parse_number[str(cell)]
 
     def mark(self, cells: Iterable[object]) -> list[float]:
         """Returns 1 for each label that is among the cells, and 0 for the others."""
-        there = {self.of(cell) for cell in cells}
+        there = {self.find(cell) for cell in cells}
         return [float(number in there) for number in range(len(self.names))]
 
     @property

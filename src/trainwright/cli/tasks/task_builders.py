@@ -35,8 +35,8 @@ from trainwright.cli.tasks.task_objects import (
     ROW_OF_SAMPLE,
     Columns,
     TaskObjects,
+    make_origin,
     note_cut_texts,
-    origin_of,
     pieces,
     shown,
     text_objects,
@@ -63,12 +63,12 @@ def text_classification(material: TaskSource, args: TrainingArguments) -> TaskOb
             args,
             {**labels.for_config, "problem_type": PROBLEM_TYPE},
             labels.mark,
-            task_metrics.of_label_sets,
+            task_metrics.score_label_sets,
             f"any of the labels: {shown(labels.names)}",
         )
     settings = {**labels.for_config, "problem_type": "single_label_classification"}
     objects = _text_pair_objects(
-        material, args, settings, labels.of, task_metrics.accuracy_and_f1, f"labels: {shown(labels.names)}"
+        material, args, settings, labels.find, task_metrics.accuracy_and_f1, f"labels: {shown(labels.names)}"
     )
     return replace(objects, compute_loss=find_weighted_loss(material, labels, "label"))
 
@@ -83,7 +83,7 @@ def regression(material: TaskSource, args: TrainingArguments) -> TaskObjects:
     numbers = [_number(material, cell) for _, rows in material.parts for cell in material.column(rows, "label")]
     about = f"numbers from {min(numbers):g} to {max(numbers):g}"
     settings = {"num_labels": 1, "problem_type": "regression"}
-    return _text_pair_objects(material, args, settings, float, task_metrics.of_numbers, about)
+    return _text_pair_objects(material, args, settings, float, task_metrics.score_numbers, about)
 
 
 def _text_pair_objects(
@@ -139,14 +139,13 @@ def token_classification(material: TaskSource, args: TrainingArguments) -> TaskO
         for number, row in enumerate(columns[tags]):
             word_of = found.word_ids(number)
             is_first = [word is not None and (at == 0 or word_of[at - 1] != word) for at, word in enumerate(word_of)]
-            of_rows.append(
-                [labels.of(row[word]) if first else IGNORE_INDEX for word, first in zip(word_of, is_first, strict=True)]
-            )
+            marked = zip(word_of, is_first, strict=True)
+            of_rows.append([labels.find(row[word]) if first else IGNORE_INDEX for word, first in marked])
         return {**found, "labels": of_rows}
 
     collator = DataCollatorForTokenClassification(tokenizer)
     about = f"tags: {shown(labels.names)}"
-    scores = {"compute_metrics": task_metrics.of_spans(labels.names), "preprocess_logits": task_metrics.best_guess}
+    scores = {"compute_metrics": task_metrics.span_scorer(labels.names), "preprocess_logits": task_metrics.best_guess}
     return text_objects(material, config, tokenizer, encode, data_collator=collator, about=about, **scores)
 
 
@@ -287,7 +286,7 @@ class Images:
         row = self._rows[int(index)]
         cell = row[self._label_column]
         labels = (
-            np.asarray(self._labels.mark(cell), dtype=np.float32) if isinstance(cell, list) else self._labels.of(cell)
+            np.asarray(self._labels.mark(cell), dtype=np.float32) if isinstance(cell, list) else self._labels.find(cell)
         )
         return {"pixel_values": self._image(row), "labels": labels}
 
@@ -303,7 +302,7 @@ def image_classification(material: TaskSource, args: TrainingArguments) -> TaskO
     label_column = material.recipe.column("label")
     reader = image_reader(material, processor, config)
     parts = {
-        name: Images(rows, origin_of(material, rows), reader, label_column, labels) for name, rows in material.parts
+        name: Images(rows, make_origin(material, rows), reader, label_column, labels) for name, rows in material.parts
     }
     try:
         parts["train"][0]
@@ -314,7 +313,7 @@ def image_classification(material: TaskSource, args: TrainingArguments) -> TaskO
         train=parts["train"],
         eval=parts.get("eval"),
         processing_class=processor,
-        compute_metrics=task_metrics.of_label_sets if material.has_lists else task_metrics.accuracy_and_f1,
+        compute_metrics=task_metrics.score_label_sets if material.has_lists else task_metrics.accuracy_and_f1,
         compute_loss=find_weighted_loss(material, labels, "label"),
         about=f"labels: {shown(labels.names)}",
     )
@@ -326,8 +325,8 @@ def image_reader(
     """Returns the function that makes pixels from a row."""
     column = material.recipe.column("image")
     if is_range(column):
-        return _of_pixels(material, column, config)
-    return _of_files(material, column, processor, config)
+        return _make_pixel_reader(material, column, config)
+    return _make_file_reader(material, column, processor, config)
 
 
 def image_processor(material: TaskSource) -> BaseImageProcessor | None:
@@ -348,7 +347,7 @@ def image_processor(material: TaskSource) -> BaseImageProcessor | None:
         return None
 
 
-def _of_pixels(material: TaskSource, column: str, config: ModelConfig) -> Callable[[Row], Pixels]:
+def _make_pixel_reader(material: TaskSource, column: str, config: ModelConfig) -> Callable[[Row], Pixels]:
     """Returns a reader of columns of numbers, row by row of the image."""
     part = material.recipe.data.image
     height, width = _size(part, config)
@@ -369,7 +368,7 @@ def _of_pixels(material: TaskSource, column: str, config: ModelConfig) -> Callab
     return read
 
 
-def _of_files(
+def _make_file_reader(
     material: TaskSource, column: str, processor: BaseImageProcessor | None, config: ModelConfig
 ) -> Callable[[Row], Pixels]:
     """Returns a reader of paths (relative ones are relative to the recipe's files), or of images of a dataset."""

@@ -30,7 +30,7 @@ def accuracy_and_f1(prediction: EvalPrediction) -> Scores:
     return {"accuracy": float(np.mean(guessed == labels)), "f1": float(np.mean(scores))}
 
 
-def of_label_sets(prediction: EvalPrediction) -> Scores:
+def score_label_sets(prediction: EvalPrediction) -> Scores:
     """Computes F1 over all labels together and as a mean over labels, and the share of rows with all labels right.
 
     A label that is neither there nor predicted counts 0 in the mean, as in scikit-learn.
@@ -46,7 +46,7 @@ def of_label_sets(prediction: EvalPrediction) -> Scores:
     }
 
 
-def of_numbers(prediction: EvalPrediction) -> Scores:
+def score_numbers(prediction: EvalPrediction) -> Scores:
     """Computes Pearson's correlation (0 if all predictions are equal), and two mean errors."""
     guessed = np.ravel(prediction.predictions).astype(float)
     labels = np.ravel(prediction.label_ids).astype(float)
@@ -68,7 +68,7 @@ def guessed_tokens(prediction: EvalPrediction) -> Scores:
     return {"guessed": float(right.mean()) if right.size else 0.0}
 
 
-def of_spans(names: Sequence[str]) -> Callable[[EvalPrediction], Scores]:
+def span_scorer(names: Sequence[str]) -> Callable[[EvalPrediction], Scores]:
     """Returns the scorer of tags: accuracy; with B- and I- tags, also precision, recall and F1 over whole entities."""
     has_spans = any(name.startswith(("B-", "I-")) for name in names)
 

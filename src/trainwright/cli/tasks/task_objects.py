@@ -76,7 +76,7 @@ def encoded(material: TaskSource, rows: Rows, encode: Callable[[Columns], Column
         columns = encode({name: [row.get(name) for row in part] for name in part[0]})
         row_of += [start + row for row in columns.pop(ROW_OF_SAMPLE, range(len(part)))]
         samples += [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
-    return Samples(samples, origin_of(material, rows, row_of))
+    return Samples(samples, make_origin(material, rows, row_of))
 
 
 def _encoded_dataset(material: TaskSource, rows: Rows, encode: Callable[[Columns], Columns]) -> Dataset:
@@ -88,13 +88,13 @@ def _encoded_dataset(material: TaskSource, rows: Rows, encode: Callable[[Columns
         return {**found, ROW_OF_SAMPLE: [indices[row] for row in row_of]}
 
     samples = rows.map(with_rows, batched=True, batch_size=BATCH, with_indices=True, remove_columns=rows.column_names)
-    origin = origin_of(material, rows, samples[ROW_OF_SAMPLE][:])
+    origin = make_origin(material, rows, samples[ROW_OF_SAMPLE][:])
     samples = samples.remove_columns(ROW_OF_SAMPLE)
     samples.origin = origin
     return samples
 
 
-def origin_of(material: TaskSource, rows: Rows, row_of: Sequence[int] | None = None) -> RowOrigin:
+def make_origin(material: TaskSource, rows: Rows, row_of: Sequence[int] | None = None) -> RowOrigin:
     """Returns the origin of samples.
 
     Args:

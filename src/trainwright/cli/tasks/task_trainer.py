@@ -72,7 +72,7 @@ def make_arguments(recipe: Recipe, training: JSONObject) -> TrainingArguments:
     return arguments_class(generates=recipe.spec.generates)(**training)
 
 
-def make_trainer_of_pairs(material: TaskSource, args: TrainingArguments, parts: TaskObjects) -> Trainer:
+def make_named_pair_trainer(material: TaskSource, args: TrainingArguments, parts: TaskObjects) -> Trainer:
     """Makes the trainer of pairs; its samples have the names of their rows."""
     is_adapted = material.recipe.lora is not None
     adapter = make_lora_config(parts.model, material) if is_adapted else None
@@ -109,7 +109,7 @@ def make_evaluator(material: TaskSource, args: TrainingArguments) -> tuple[TaskO
 
     parts = make_objects(material, args)
     if material.recipe.spec.is_paired:
-        trainer = make_trainer_of_pairs(material, args, replace(parts, eval=parts.train))
+        trainer = make_named_pair_trainer(material, args, replace(parts, eval=parts.train))
         trainer.remove_callback(PrinterCallback)
         return replace(parts, train=trainer.eval_dataset), trainer
     trainer = make_task_trainer(material.recipe, args, parts, model=parts.model, eval_dataset=parts.train)

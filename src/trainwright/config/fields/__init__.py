@@ -33,14 +33,14 @@ __all__ = [
     "assign",
     "batch_formers",
     "changed_fields",
-    "defaults_of",
+    "find_invalid_values",
+    "get_value",
     "has_other_meaning",
     "names_with",
-    "out_of_range",
+    "read_defaults",
     "redeclared_fields",
     "shadowed_fields",
     "value_if_known",
-    "value_of",
 ]
 
 
@@ -62,7 +62,7 @@ def names_with(syntax: Syntax) -> tuple[str, ...]:
     return tuple(name for name, one in SETTINGS.items() if syntax in one.syntax)
 
 
-def defaults_of(kind: type) -> dict[str, Any]:  # Any: the values of any dataclass
+def read_defaults(kind: type) -> dict[str, Any]:  # Any: the values of any dataclass
     """The default of each field of a dataclass that has one."""
     defaults = {}
     for field in fields(kind):
@@ -73,7 +73,7 @@ def defaults_of(kind: type) -> dict[str, Any]:  # Any: the values of any datacla
     return defaults
 
 
-def value_of(args: object, name: str) -> Any:  # Any: the value of any field
+def get_value(args: object, name: str) -> Any:  # Any: the value of any field
     """The value of a field that the class of `args` may lack, as transformers' does.
 
     Then it is that of the field's older name, which an older transformers has, or the field's default.
@@ -92,7 +92,7 @@ def value_of(args: object, name: str) -> Any:  # Any: the value of any field
 
 def value_if_known(args: object, name: str) -> Any:  # Any: the value of any field
     """The value of a field of another capability, which may not be there; then None."""
-    return value_of(args, name) if name in SETTINGS else None
+    return get_value(args, name) if name in SETTINGS else None
 
 
 def has_other_meaning(args: object, name: str) -> bool:
@@ -106,7 +106,7 @@ def redeclared_fields(kind: type) -> tuple[str, ...]:
     """Returns the names of our fields that a subclass of the arguments declares: as a field, a property or a value."""
     ours = OurFields.__dataclass_fields__
     theirs = getattr(kind, "__dataclass_fields__", {})
-    above = {name for owner in _subclasses_of_the_users(kind) for name in vars(owner)}
+    above = {name for owner in _find_user_subclasses(kind) for name in vars(owner)}
     return tuple(name for name in ours if name in above or theirs.get(name, ours[name]) is not ours[name])
 
 
@@ -115,13 +115,13 @@ def shadowed_fields(kind: type) -> frozenset[str]:
     """Returns the names of our fields that a subclass uses for a property, a method or a value that is no field."""
     ours = OurFields.__dataclass_fields__
     shadowed: set[str] = set()
-    for owner in _subclasses_of_the_users(kind):
+    for owner in _find_user_subclasses(kind):
         fields_of_owner = get_annotations(owner) if "__dataclass_fields__" in vars(owner) else {}
         shadowed |= (ours.keys() & vars(owner).keys()) - fields_of_owner.keys()
     return frozenset(shadowed)
 
 
-def _subclasses_of_the_users(kind: type) -> Iterator[type]:
+def _find_user_subclasses(kind: type) -> Iterator[type]:
     """Yields the classes that a user or a library has put above or beside our groups of fields."""
     groups = {*WITH_GENERATION, object}
     for owner in kind.__mro__:
@@ -161,10 +161,10 @@ def was_asked_for(args: object, name: str) -> bool:
 
 def batch_formers(args: object) -> list[str]:
     """The settings that are on and form batches by length themselves."""
-    return [name for name in BATCHING_FIELDS if value_of(args, name) is not None]
+    return [name for name in BATCHING_FIELDS if get_value(args, name) is not None]
 
 
-def out_of_range(args: object) -> Iterator[tuple[str, str]]:
+def find_invalid_values(args: object) -> Iterator[tuple[str, str]]:
     """Fields with invalid values, each with a message. Fields that `args` lacks are skipped."""
     for name, limits in RANGES.items():
         if not hasattr(args, name) or has_other_meaning(args, name):

@@ -77,8 +77,8 @@ class OptimizerFields(FieldGroup, group="Optimizer and schedule"):
         summarized=True,
         formerly={
             "warmup_ratio": aliases.Renamed(
-                convert=aliases.share_of_steps,
-                back=aliases.ratio_of_steps,
+                convert=aliases.ratio_to_steps,
+                back=aliases.steps_to_ratio,
                 note=" with a share below 1",
                 reads=float,
                 yields=True,

@@ -8,7 +8,7 @@ from functools import partial
 
 from trainwright.config.accelerator import AcceleratorConfig
 from trainwright.config.enums import word
-from trainwright.config.fields import RANGES, value_of
+from trainwright.config.fields import RANGES, get_value
 from trainwright.config.protocol import Arguments
 from trainwright.config.rules.stages import Stage, all_set, idle_family, no_effect, rule
 
@@ -33,7 +33,7 @@ OF_SEVERAL_PROCESSES = (
 
 def _without(args: Arguments, name: str, switch: str) -> str | None:
     """A message about a setting that is on while its switch is off."""
-    return no_effect([name], f"without {switch}") if value_of(args, name) and not value_of(args, switch) else None
+    return no_effect([name], f"without {switch}") if get_value(args, name) and not get_value(args, switch) else None
 
 
 for _called, _setting, _switch in (
@@ -48,9 +48,9 @@ for _called, _setting, _switch in (
 
 
 @rule(Stage.ADVICE, "activation_checkpointing_kwargs", "torch_compile")
-def kept_activations_of_compiled_layers(args: Arguments) -> str | None:
-    options = value_of(args, "activation_checkpointing_kwargs") or {}
-    if "save" not in options or not value_of(args, "torch_compile"):
+def kept_compiled_activations(args: Arguments) -> str | None:
+    options = get_value(args, "activation_checkpointing_kwargs") or {}
+    if "save" not in options or not get_value(args, "torch_compile"):
         return None
     return "save in activation_checkpointing_kwargs has no effect with torch_compile, which hides the layers' outputs."
 
@@ -60,7 +60,7 @@ def _idle(name: str, members: tuple[str, ...], where: str, *switches: str) -> No
 
     @rule(Stage.ADVICE, *members, *switches, called=name)
     def check(args: Arguments) -> str | None:
-        return None if any(value_of(args, switch) for switch in switches) else idle_family(args, members, where)
+        return None if any(get_value(args, switch) for switch in switches) else idle_family(args, members, where)
 
 
 _idle("tracker_settings", OF_TRACKERS, "without report_to", "report_to")
@@ -86,13 +86,13 @@ def fsdp_settings(args: Arguments) -> str | None:
 
 @rule(Stage.ADVICE, "report_to", "logging_dir")
 def tensorboard_folder(args: Arguments) -> str | None:
-    if value_of(args, "logging_dir") is None or {"tensorboard", "all"} & set(args.report_to or ()):
+    if get_value(args, "logging_dir") is None or {"tensorboard", "all"} & set(args.report_to or ()):
         return None
     return "logging_dir has no effect without report_to='tensorboard'."
 
 
 @rule(Stage.ADVICE, *OF_SEVERAL_PROCESSES)
-def settings_of_several_processes(args: Arguments) -> str | None:
+def multi_process_settings(args: Arguments) -> str | None:
     return None if args.world_size > 1 else idle_family(args, OF_SEVERAL_PROCESSES, "in one process")
 
 
@@ -115,8 +115,8 @@ all_set(Stage.ADVICE, "generated_predictions_are_kept", _said, "predict_with_gen
 
 
 @rule(Stage.ADVICE, "train_sampling_strategy", "sortish_sampler")
-def one_order_of_samples(args: Arguments) -> str | None:
-    if value_of(args, "sortish_sampler") and args.train_sampling_strategy == "sequential":
+def one_sample_order(args: Arguments) -> str | None:
+    if get_value(args, "sortish_sampler") and args.train_sampling_strategy == "sequential":
         return "sortish_sampler has no effect with train_sampling_strategy='sequential', which keeps the data's order."
     return None
 
@@ -129,7 +129,7 @@ def tpu_metrics(args: Arguments) -> str | None:
 
 
 @rule(Stage.ADVICE, "include_for_metrics")
-def known_inputs_of_metrics(args: Arguments) -> str | None:
+def known_metric_inputs(args: Arguments) -> str | None:
     unknown = [word for word in args.include_for_metrics or [] if word not in ("inputs", "loss")]
     return f"include_for_metrics: {unknown} has no effect; 'inputs' and 'loss' have." if unknown else None
 
@@ -140,7 +140,7 @@ all_set(Stage.ADVICE, "tf32_needs_a_gpu", _said, "tf32", "use_cpu")
 
 @rule(Stage.ADVICE, *UNUSUAL)
 def unusual_numbers(args: Arguments) -> str | None:
-    found = (RANGES[name].caution(name, value_of(args, name)) for name in UNUSUAL)
+    found = (RANGES[name].caution(name, get_value(args, name)) for name in UNUSUAL)
     return " ".join(message for message in found if message) or None
 
 
@@ -153,7 +153,7 @@ def projected_modules(args: Arguments) -> str | None:
 
 
 @rule(Stage.ADVICE, "lr_scheduler_type", "warmup_steps")
-def warmup_of_a_constant_rate(args: Arguments) -> str | None:
+def constant_rate_warmup(args: Arguments) -> str | None:
     name = word(args.lr_scheduler_type)
     if args.warmup_steps > 0 and name in TAKES_NO_WARMUP:
         cure = " Use lr_scheduler_type='constant_with_warmup'." if name == "constant" else ""
@@ -170,7 +170,7 @@ def kept_beyond_no_limit(args: Arguments) -> str | None:
 
 @rule(Stage.ADVICE, "save_strategy", "save_total_limit", "max_train_time", "save_every")
 def limit_without_saves(args: Arguments) -> str | None:
-    by_time = any(value_of(args, name) for name in ("save_every", "max_train_time"))
+    by_time = any(get_value(args, name) for name in ("save_every", "max_train_time"))
     if (args.save_total_limit or 0) > 0 and args.save_strategy == "no" and not by_time:
         return f"save_total_limit={args.save_total_limit} has no effect with save_strategy='no'."
     return None
@@ -178,7 +178,7 @@ def limit_without_saves(args: Arguments) -> str | None:
 
 @rule(Stage.ADVICE, "optim", "save_on_exception")
 def saving_on_exception(args: Arguments) -> str | None:
-    if not value_of(args, "save_on_exception"):
+    if not get_value(args, "save_on_exception"):
         return None
     name = word(args.optim)
     if args.world_size > 1:

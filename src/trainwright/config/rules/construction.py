@@ -11,7 +11,7 @@ from typing import Any
 from trainwright.capability_table import BATCHING_FIELDS
 from trainwright.config.coerce import parse_factor, parse_steps
 from trainwright.config.enums import word
-from trainwright.config.fields import batch_formers, value_of
+from trainwright.config.fields import batch_formers, get_value
 from trainwright.config.protocol import Arguments
 from trainwright.config.rules.stages import Stage, all_set, rule
 from trainwright.distributed.world import PARALLEL_SIZES
@@ -51,7 +51,7 @@ def token_is_text(args: Arguments) -> str | None:
 @rule(Stage.CONSTRUCTION, "profile")
 def profiled_steps(args: Arguments) -> str | None:
     try:
-        if (steps := value_of(args, "profile")) is not None:
+        if (steps := get_value(args, "profile")) is not None:
             parse_steps(steps)
     except ValueError as error:
         return f"profile: {error}"
@@ -59,8 +59,8 @@ def profiled_steps(args: Arguments) -> str | None:
 
 
 @rule(Stage.CONSTRUCTION, "cooldown", "lr_scheduler_type")
-def cooldown_of_steps(args: Arguments) -> str | None:
-    cooldown = value_of(args, "cooldown")
+def cooldown_in_steps(args: Arguments) -> str | None:
+    cooldown = get_value(args, "cooldown")
     if cooldown is None or args.lr_scheduler_type not in ("reduce_lr_on_plateau", "greedy"):
         return None
     return (
@@ -191,8 +191,8 @@ all_set(Stage.CONSTRUCTION, _called, _said, *_needs)
 
 
 @rule(Stage.CONSTRUCTION, "layerwise_lr_decay")
-def share_of_the_layer_above(args: Arguments) -> str | None:
-    decay = value_of(args, "layerwise_lr_decay")
+def layer_above_share(args: Arguments) -> str | None:
+    decay = get_value(args, "layerwise_lr_decay")
     if decay is None or (is_number(decay) and 0 < decay <= 1):
         return None
     return f"layerwise_lr_decay={decay!r} must be a number above 0 and at most 1, such as 0.9 (None: all layers alike)."
@@ -200,7 +200,7 @@ def share_of_the_layer_above(args: Arguments) -> str | None:
 
 @rule(Stage.CONSTRUCTION, "lr_groups")
 def rates_by_pattern(args: Arguments) -> str | None:
-    groups = value_of(args, "lr_groups")
+    groups = get_value(args, "lr_groups")
     if groups is None:
         return None
     example = "Write {pattern: rate or factor}, for example {'classifier': 1e-3, 'encoder': '0.1x'}."

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeVar
 
-from trainwright.config.fields import SETTINGS, changed_fields, out_of_range, value_of, was_asked_for
+from trainwright.config.fields import SETTINGS, changed_fields, find_invalid_values, get_value, was_asked_for
 from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError
 
@@ -93,7 +93,7 @@ def further_evaluations(args: Arguments) -> list[str]:
 
 def all_set(stage: Stage, called: str, message: str, *names: str) -> None:
     """Registers the rule `called`, which returns a message where all of these settings are on."""
-    rule(stage, *names, called=called)(lambda args: message if all(value_of(args, name) for name in names) else None)
+    rule(stage, *names, called=called)(lambda args: message if all(get_value(args, name) for name in names) else None)
 
 
 def no_effect(names: Sequence[str], where: str, *, joined_by: str = ", ") -> str:
@@ -103,7 +103,7 @@ def no_effect(names: Sequence[str], where: str, *, joined_by: str = ", ") -> str
 
 def idle_family(args: Arguments, members: tuple[str, ...], where: str) -> str | None:
     """Returns one message about all members of a family of settings that were set."""
-    names = [name for name in members if value_of(args, name) != SETTINGS[name].default and was_asked_for(args, name)]
+    names = [name for name in members if get_value(args, name) != SETTINGS[name].default and was_asked_for(args, name)]
     return no_effect(names, where) if names else None
 
 
@@ -113,7 +113,7 @@ def idle_in(message: str) -> set[str]:
     return set() if found is None else {part.partition("=")[0] for part in re.split(r", | and ", found[1])}
 
 
-def of_stage(stage: Stage) -> list[Rule]:
+def select_rules(stage: Stage) -> list[Rule]:
     """The rules of a stage, in the order in which they were registered."""
     return [one for one in RULES if one.stage is stage]
 
@@ -137,27 +137,27 @@ def check_run(args: Arguments, facts: RunFacts) -> None:
 
 def violations(args: Arguments, facts: RunFacts = NOTHING_KNOWN) -> list[str]:
     """Messages about single fields and about contradictions, as far as `facts` are known."""
-    wrong = list(out_of_range(args))
+    wrong = list(find_invalid_values(args))
     return [message for _, message in wrong] + list(_contradictions(args, facts, wrong={name for name, _ in wrong}))
 
 
 def advise(args: Arguments) -> list[str]:
     """Returns messages for settings without effect in this combination, only for fields that were set explicitly."""
     changed = {name for name in changed_fields(args) if was_asked_for(args, name)}
-    concerned = [one for one in of_stage(Stage.ADVICE) if not one.fields.isdisjoint(changed)]
+    concerned = [one for one in select_rules(Stage.ADVICE) if not one.fields.isdisjoint(changed)]
     return [message for one in concerned if (message := one.message(args, NOTHING_KNOWN))]
 
 
 def cautions(args: Arguments, facts: RunFacts) -> list[str]:
     """Returns messages for settings without effect in this run, or with another one than they suggest."""
-    return [message for one in of_stage(Stage.WARNING) if (message := one.message(args, facts))]
+    return [message for one in select_rules(Stage.WARNING) if (message := one.message(args, facts))]
 
 
 def _contradictions(args: Arguments, facts: RunFacts, *, wrong: set[str]) -> Iterator[str]:
     """`wrong`: fields with invalid values. A rule may fail because of them; they have been reported already."""
     if facts.max_steps is None and isinstance(args.max_steps, int) and args.max_steps > 0:
         facts = replace(facts, max_steps=args.max_steps)
-    for one in [*of_stage(Stage.CONSTRUCTION), *of_stage(Stage.START)]:
+    for one in [*select_rules(Stage.CONSTRUCTION), *select_rules(Stage.START)]:
         try:
             message = one.message(args, facts)
         except TypeError:

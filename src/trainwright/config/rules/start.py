@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from trainwright._types import counted
 from trainwright.config.coerce import parse_steps
 from trainwright.config.enums import word
-from trainwright.config.fields import defaults_of, value_of, was_asked_for
+from trainwright.config.fields import get_value, read_defaults, was_asked_for
 from trainwright.config.protocol import Arguments
 from trainwright.config.rules.stages import RunFacts, Stage, further_evaluations, no_effect, rule
 
@@ -96,7 +96,7 @@ def open_end_is_possible(args: Arguments, facts: RunFacts) -> str | None:
 
 @rule(Stage.START, "cooldown", "max_steps")
 def cooldown_needs_its_schedule(args: Arguments, facts: RunFacts) -> str | None:
-    cooldown = value_of(args, "cooldown")
+    cooldown = get_value(args, "cooldown")
     if cooldown is None:
         return None
     if facts.has_own_schedule:
@@ -239,7 +239,7 @@ def _is_beyond(args: Arguments, length: int, what: str) -> bool:
     steps = getattr(args, f"{what}_steps")
     if getattr(args, f"{what}_strategy") != "steps" or not isinstance(steps, (int, float)):
         return False
-    is_default = steps == defaults_of(type(args)).get(f"{what}_steps")  # a short run need not reach a default
+    is_default = steps == read_defaults(type(args)).get(f"{what}_steps")  # a short run need not reach a default
     sources = ("eval_steps", "logging_steps") if what == "eval" else (f"{what}_steps",)  # None: as often as the log
     is_default = is_default or not any(was_asked_for(args, name) for name in sources)
     return not is_default and not 0 < steps <= length
@@ -273,7 +273,7 @@ def intervals_are_reached(args: Arguments, facts: RunFacts) -> str | None:
 
 @rule(Stage.WARNING, "num_train_epochs", "max_steps", "profile")
 def profiled_steps_are_reached(args: Arguments, facts: RunFacts) -> str | None:
-    steps = value_of(args, "profile")
+    steps = get_value(args, "profile")
     length = facts.max_steps
     last = None if steps is None else parse_steps(steps).last
     if length is None or last is None or last <= length:

@@ -51,7 +51,7 @@ class Chunk:
     num_samples: int | None = None  # number of samples in it, if that differs from the size
 
 
-def chunks_of_items(
+def chunk_items(
     opened: OpenStream, share: RankShare, *, drop_last: bool, must_reach_start: bool = True
 ) -> Iterator[Chunk]:
     """Yields chunks of `size` items that are not excluded. Skips trained items at once, and reads chunks lazily.
@@ -71,10 +71,10 @@ def chunks_of_items(
                     break
                 _raise_shorter(position, stop)
             bar.update(items.position - position)
-    return _chunks_of_items(opened, size, drop_last=drop_last)
+    return _chunk_items(opened, size, drop_last=drop_last)
 
 
-def _chunks_of_items(opened: OpenStream, size: int, *, drop_last: bool) -> Iterator[Chunk]:
+def _chunk_items(opened: OpenStream, size: int, *, drop_last: bool) -> Iterator[Chunk]:
     while True:
         before = position = opened.items.position
         if position > 0:  # before the first chunk, the iterator was just started
@@ -102,12 +102,12 @@ def _slicer(items: Sequence[T]) -> Callable[[ChunkPart | None], Sequence[T]]:
     return lambda part: items if part is None else items[part.start : part.stop]
 
 
-def chunks_of_batches(
-    opened: OpenStream, share: RankShare, former: BatchFormer, *, seed_of: Callable[[int], int]
+def chunk_batches(
+    opened: OpenStream, share: RankShare, former: BatchFormer, *, derive_seed: Callable[[int], int]
 ) -> Iterator[Chunk]:
     """Yields chunks of batches formed by length. Skips trained items at once.
 
-    `seed_of` returns, for the start of a look-ahead, the seed for the order of its batches. Raises DataError if the
+    `derive_seed` returns, for the start of a look-ahead, the seed for the order of its batches. Raises DataError if the
     stream has become shorter than its trained part.
     """
 
@@ -126,17 +126,17 @@ def chunks_of_batches(
                 _raise_shorter(buffer.start + len(buffer), start)
             buffer.drop(size)
             bar.update(size)
-    return _chunks_of_batches(buffer, opened.place, share.num_processes, former, seed_of)
+    return _chunk_batches(buffer, opened.place, share.num_processes, former, derive_seed)
 
 
-def _chunks_of_batches(
-    buffer: LookaheadBuffer, place: StreamPlace, width: int, former: BatchFormer, seed_of: Callable[[int], int]
+def _chunk_batches(
+    buffer: LookaheadBuffer, place: StreamPlace, width: int, former: BatchFormer, derive_seed: Callable[[int], int]
 ) -> Iterator[Chunk]:
     """Yields one batch per process at a time."""
     position = place.samples
     multiple = place.multiple or width
     done = place.taken if place.multiple else place.samples  # if only the number of samples is known
-    while ahead := next_lookahead(buffer, former, multiple=multiple, seed=seed_of(buffer.start)):
+    while ahead := next_lookahead(buffer, former, multiple=multiple, seed=derive_seed(buffer.start)):
         formed, size = ahead
         skipped = min(done, len(formed.groups))
         done -= skipped

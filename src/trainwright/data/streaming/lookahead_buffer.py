@@ -166,7 +166,7 @@ class LookaheadBatches:
 
     def num_samples(self, start: int, stop: int) -> int:
         """Returns the number of samples in some of the batches."""
-        return sum(self._order.num_samples_of(group) for group in self.groups[start:stop])
+        return sum(self._order.count_samples(group) for group in self.groups[start:stop])
 
 
 def next_lookahead(

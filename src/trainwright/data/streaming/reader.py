@@ -30,10 +30,10 @@ from trainwright.data.collator_layers import CollatorLayer
 from trainwright.data.cursor import OrderKind
 from trainwright.data.prepared_dataloader import PreparedDataLoader
 from trainwright.data.sample_filter import EVERY_SAMPLE, SampleFilter
-from trainwright.data.seeding import seed_from, seed_of, seed_worker
+from trainwright.data.seeding import derive_seed, seed_from, seed_worker
 from trainwright.data.shards import ChunkPart, RankShare
 from trainwright.data.sources import SourceStream
-from trainwright.data.streaming.chunks import Chunk, OpenStream, chunks_of_batches, chunks_of_items
+from trainwright.data.streaming.chunks import Chunk, OpenStream, chunk_batches, chunk_items
 from trainwright.data.streaming.kept_items import KeptItems
 from trainwright.data.streaming.lookahead_buffer import BatchFormer
 from trainwright.data.streaming.stream_state import (
@@ -269,15 +269,13 @@ class StreamReader:
         former = self.stream.former
         if former is None:
             stream = self.stream
-            chunks = chunks_of_items(
-                opened, share, drop_last=stream.drop_last, must_reach_start=stream.must_reach_start
-            )
+            chunks = chunk_items(opened, share, drop_last=stream.drop_last, must_reach_start=stream.must_reach_start)
             return self._portions(chunks)
 
         def seed(start: int) -> int:
-            return seed_of((self.stream.seed, self.epoch, start, self._whose))
+            return derive_seed((self.stream.seed, self.epoch, start, self._whose))
 
-        return self._portions(chunks_of_batches(opened, share, former, seed_of=seed))
+        return self._portions(chunk_batches(opened, share, former, derive_seed=seed))
 
     def _open(self) -> OpenStream:
         """Starts reading at the dataset's own state, or at the beginning."""
@@ -471,11 +469,11 @@ def equal_batches(
         given = latest if origin is None else batch
         assert given is not None
         latest = copy.copy(given)  # the receiver may remove entries from it
-        yield given, _of_all(origin, counts, split, size)
+        yield given, _join_shares(origin, counts, split, size)
         begins = False
 
 
-def _of_all(origin: BatchOrigin | None, counts: list[int], split: Split, size: int) -> BatchOrigin:
+def _join_shares(origin: BatchOrigin | None, counts: list[int], split: Split, size: int) -> BatchOrigin:
     total = sum(count for count in counts if count > 0)
     if origin is None:
         stands_in = ChunkPart(0, 0, 0, 0.0)

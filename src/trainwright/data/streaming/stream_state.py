@@ -159,7 +159,7 @@ def check_is_whole(dataset: object, num_processes: int, *, purpose: str) -> None
     if isinstance(dataset, SourceStream):
         for source in dataset.sources.values():
             check_is_whole(source, num_processes, purpose=purpose)
-    if num_processes > 1 and not _split_of(dataset).is_whole:
+    if num_processes > 1 and not _read_split(dataset).is_whole:
         raise DataError(
             f"The stream was split with split_dataset_by_node, but {purpose} needs the whole stream: it divides the "
             f"data between the {num_processes} processes itself. Pass the stream before the split."
@@ -170,7 +170,7 @@ def split_for(dataset: object, *, rank: int, num_processes: int) -> Split:
     """Returns the part of a stream that this process trains on; DataError if it was split for other processes."""
     if isinstance(dataset, SourceStream):
         check_is_whole(dataset, num_processes, purpose=dataset.description)
-    split = _split_of(dataset) if num_processes > 1 else WHOLE
+    split = _read_split(dataset) if num_processes > 1 else WHOLE
     if split.is_whole or split == Split(rank, num_processes):
         return split
     raise DataError(
@@ -180,7 +180,7 @@ def split_for(dataset: object, *, rank: int, num_processes: int) -> Split:
     )
 
 
-def _split_of(dataset: object) -> Split:
+def _read_split(dataset: object) -> Split:
     config = getattr(dataset, "_distributed", None) if is_hf_stream(dataset) else None
     return WHOLE if config is None else Split(config.rank, config.world_size)
 

@@ -23,9 +23,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
-from trainwright.distributed.device import kind_of
+from trainwright.distributed.device import get_kind
 from trainwright.preflight.memory.memory_plan import Collective, PeakMemory
-from trainwright.support.tensor_tree import local_part, tensors_of
+from trainwright.support.tensor_tree import iterate_tensors, local_part
 
 # Operations of torch by which layers in parts are gathered, and their gradients sent: operation -> purpose of the
 # tensors that it makes or fills.
@@ -67,7 +67,7 @@ class CollectiveCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = next((title for part, title in COLLECTIVES.items() if part in func.name()), "")
         if name:
             self._calls[name] += 1
-            self._bytes[name] += max((_num_bytes(tensors_of(part)) for part in args), default=0)
+            self._bytes[name] += max((_num_bytes(iterate_tensors(part)) for part in args), default=0)
         return name
 
     def found(self) -> tuple[Collective, ...]:
@@ -88,7 +88,7 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.moment = "forward"
         self.is_backward = False  # in a backward pass, forward passes that it repeats included
         self._device = device.type
-        self._block = kind_of(device).block_bytes
+        self._block = get_kind(device).block_bytes
         self._live: dict[int, tuple[int, str, str, object]] = {}  # bytes, kind, module, weak reference
         self._kinds: Counter[str] = Counter()
         self._modules: Counter[str] = Counter()
@@ -122,24 +122,24 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
         is_forward = self.moment == "forward" and (not self.is_backward or bool(self._path))
         kind = "activations" if is_forward else "other"
-        for tensor in tensors_of(result):
+        for tensor in iterate_tensors(result):
             storage = tensor.untyped_storage()
             if id(storage) not in self._live:
                 self._add(tensor, storage, kind, self._path[-1] if self._path else "")
         if func.namespace in OF_GROUPS:
             self._note(self.collectives.note(func, args), args)
         elif (purpose := OF_EXCHANGE.get(func.name().rpartition("::")[2].partition(".")[0])) is not None:
-            self.count(tensors_of((kwargs or {}).get("out", result)), purpose)
+            self.count(iterate_tensors((kwargs or {}).get("out", result)), purpose)
         self._look("backward" if self.is_backward else self.moment)
         return result
 
     def _note(self, collective: str, args: Any) -> None:
         """Counts the tensors of a collective operation as buffers; the sum that a process receives is a gradient."""
         if collective == "reduce_scatter":
-            self.count(tensors_of(args[0]), "gradients")
-            self.count(tensors_of(args[1]), "communication")
+            self.count(iterate_tensors(args[0]), "gradients")
+            self.count(iterate_tensors(args[1]), "communication")
         elif collective in ("all_gather", "all_to_all"):
-            self.count(tensors_of(list(args[:2])), "communication")
+            self.count(iterate_tensors(list(args[:2])), "communication")
 
     @contextmanager
     def resizing(self) -> Iterator[None]:
@@ -219,7 +219,7 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Counts tensors of a module's forward as its own, and gradients as gradients, while entered."""
         handles = []
         for name, module in model.named_modules():
-            handles.append(module.register_forward_pre_hook(partial(self._enter, block_of(name))))
+            handles.append(module.register_forward_pre_hook(partial(self._enter, find_block(name))))
             handles.append(module.register_forward_hook(self._leave, always_call=True))
         for parameter in model.parameters():
             if parameter.requires_grad:
@@ -251,7 +251,7 @@ class _BackwardCalls(TorchFunctionMode):
         return called(*args, **(kwargs or {}))
 
 
-def block_of(name: str) -> str:
+def find_block(name: str) -> str:
     """Returns the part of a model that contains a module: up to its first number, or two names deep."""
     numbered = re.match(r"(.*?\.\d+)(\.|$)", name)
     return numbered[1] if numbered else ".".join(name.split(".")[:2])

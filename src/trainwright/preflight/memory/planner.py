@@ -32,14 +32,14 @@ from trainwright.loop.step import Step, Window
 from trainwright.optim.factory import steps_in_backward
 from trainwright.preflight.memory.allocation_tracker import AllocationTracker, CollectiveCounter
 from trainwright.preflight.memory.memory_plan import Collective, MemoryPlan, PeakMemory, SettingsChange, parse_size
-from trainwright.preflight.trainer_copy import AnyTrainer, copy_of, left_as_it_was
+from trainwright.preflight.trainer_copy import AnyTrainer, left_as_it_was, make_copy
 from trainwright.run import build, train
 from trainwright.run.dry_run import first_batches
 from trainwright.run.internals import Internals
 from trainwright.run.run import Run
 from trainwright.run.silent_events import SilentEvents
 from trainwright.support.host import available_bytes
-from trainwright.support.tensor_tree import find_batch_size, tensors_of
+from trainwright.support.tensor_tree import find_batch_size, iterate_tensors
 
 LOOKED_AT = 4  # batches, of which the largest counts
 COPIES = 5  # copies of the weights that a measured step needs
@@ -61,7 +61,7 @@ def plan_memory(trainer: AnyTrainer, budget: int | float | str | None, *, measur
             "it without a launcher, and without settings that share the model out or exchange its layers."
         )
     device = engine.device
-    limit = parse_size(budget) if budget is not None else memory_of(device)
+    limit = parse_size(budget) if budget is not None else read_memory(device)
     try:
         with left_as_it_was(trainer.model), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's, about stand-ins
@@ -73,7 +73,7 @@ def plan_memory(trainer: AnyTrainer, budget: int | float | str | None, *, measur
     return MemoryPlan(peak=peak, changes=tuple(tried), budget_bytes=limit, device=device.type)
 
 
-def memory_of(device: torch.device) -> int:
+def read_memory(device: torch.device) -> int:
     """Returns the bytes of a device, or those of main memory that are free where it has none of its own."""
     of_device = total_bytes(device)
     return available_bytes() if of_device is None else of_device
@@ -161,7 +161,7 @@ def predicted_step(trainer: AnyTrainer, settings: dict[str, Any]) -> PlannedStep
     saved = engine.saved_bytes(copied.model, run.setup.optimizer)
     if saved is None:
         weights = _num_bytes([*_saved_weights(copied.model, engine), *copied.model.buffers()])
-        saved = weights, _num_bytes(tensors_of([*getattr(run.setup.optimizer, "state", {}).values()]))
+        saved = weights, _num_bytes(iterate_tensors([*getattr(run.setup.optimizer, "state", {}).values()]))
     tokens = [int(batch["input_ids"].numel()) for batch in first if "input_ids" in batch]
     return PlannedStep(
         peak=max(tracker.peaks.values(), key=lambda peak: peak.total_bytes),
@@ -170,7 +170,7 @@ def predicted_step(trainer: AnyTrainer, settings: dict[str, Any]) -> PlannedStep
         weights_bytes=saved[0],
         optimizer_bytes=saved[1],
         host_bytes=engine.host_bytes(run.setup.optimizer),
-        batch_bytes=_num_bytes(tensors_of(batches[0])),
+        batch_bytes=_num_bytes(iterate_tensors(batches[0])),
         batch_tokens=round(sum(tokens) / len(tokens)) if tokens else None,
         num_replicas=engine.num_replicas,
     )
@@ -203,7 +203,7 @@ def _num_bytes(tensors: Iterable[torch.Tensor]) -> int:
 def measured_peak(trainer: AnyTrainer, error: Exception) -> PeakMemory:
     """The peak of a step, by real ones on a quarter and on half of its samples: memory grows evenly with them."""
     size = build.num_bytes(trainer.model)
-    if size * COPIES > memory_of(Internals(trainer).engine.device):
+    if size * COPIES > read_memory(Internals(trainer).engine.device):
         raise ModelError(
             f"The memory of a step cannot be predicted ({error}), and {COPIES} times the weights do not fit for "
             "measuring it."
@@ -245,7 +245,7 @@ def _grown(one: PeakMemory, two: PeakMemory, steps: float) -> PeakMemory:
 
 def _with_settings(trainer: AnyTrainer, model: Any, settings: dict[str, Any], *, stands_in: bool = False) -> Any:
     """A copy with an engine, an optimizer and a schedule of its own; `stands_in`: its tensors have no memory."""
-    copied = copy_of(trainer, settings, model=model, optimizer=None, lr_scheduler=None)
+    copied = make_copy(trainer, settings, model=model, optimizer=None, lr_scheduler=None)
     planned.apply(copied.args, settings)
     # Stand-ins have no values to guard.
     assign(copied.args, {"on_nonfinite": "ignore", "on_spike": "off"})
@@ -259,7 +259,7 @@ def _batches(copied: AnyTrainer) -> list[Batch]:
 
 def _largest(batches: Sequence[Batch]) -> list[Batch]:
     """The largest batch, alone: the others of a window come and go like it."""
-    return [dict(max(batches, key=lambda batch: sum(t.numel() for t in tensors_of(dict(batch)))))]
+    return [dict(max(batches, key=lambda batch: sum(t.numel() for t in iterate_tensors(dict(batch)))))]
 
 
 def _track(
@@ -284,7 +284,7 @@ def _track(
         stack.enter_context(tracker)
         tracker.count(model.parameters(), "weights")
         tracker.count(model.buffers(), "buffers")
-        tracker.count(tensors_of(list(samples)), "batch")
+        tracker.count(iterate_tensors(list(samples)), "batch")
         engine.show_buffers(tracker.count)
         stack.enter_context(tracker.inside(model))
         window = Window(list(samples), num_items)
@@ -297,7 +297,7 @@ def _track(
             _make_states(run, model, engine, keeps_gradients=keeps_gradients)
         for _ in range(engine.settles_in):
             _take_step(run, hooks, window)
-        tracker.count(tensors_of([*getattr(run.setup.optimizer, "state", {}).values()]), "optimizer")
+        tracker.count(iterate_tensors([*getattr(run.setup.optimizer, "state", {}).values()]), "optimizer")
         tracker.count([parameter.grad for parameter in model.parameters()], "gradients")
         tracker.peaks = {}
         tracker.collectives = CollectiveCounter()

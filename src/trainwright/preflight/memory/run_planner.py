@@ -13,7 +13,7 @@ from typing import Any
 from trainwright.config import planned, resolve
 from trainwright.config.accelerator import AcceleratorConfig
 from trainwright.distributed.device import supports_bf16
-from trainwright.distributed.process_group import as_one_of_many
+from trainwright.distributed.process_group import simulated_process_group
 from trainwright.engine.accelerate_setup import make_sizes
 from trainwright.errors import ArgumentError, ModelError, TrainwrightError
 from trainwright.preflight.memory.memory_plan import SettingsChange, parse_size
@@ -53,15 +53,15 @@ def plan_run(
     num_each = min(MAX_PER_NODE, processes) if per_node is None else per_node
     _check(trainer, processes, num_each)
     limit = parse_size(budget)
-    asked = planned.settings_of(engine, trainer.args)
+    asked = planned.collect_settings(engine, trainer.args)
     if "parallelism_config" in asked:
         asked["parallelism_config"] = make_sizes(asked["parallelism_config"])
     base: Settings = asked
     args = copy.copy(trainer.args)
     planned.apply(args, base)
-    word = planned.engine_of(args)
+    word = planned.name_engine(args)
     ranks: list[tuple[str, int]] = [("every rank", 0)]
-    differ = planned.has_kinds_of_ranks(word) or bool(planned.sequences_of(args))
+    differ = planned.has_rank_kinds(word) or bool(planned.count_sequence_parts(args))
     if differ and processes > 1:  # the last one may have no part of a small tensor
         ranks = [("rank 0", 0), (f"rank {processes - 1}", processes - 1)]
     steps: dict[str, PlannedStep] = {}
@@ -70,8 +70,8 @@ def plan_run(
         with left_as_it_was(trainer.model), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's, about stand-ins
             for name, rank in ranks:
-                with as_one_of_many(rank=rank, num_processes=processes, per_node=num_each):
-                    steps[name] = _step_of(trainer, base)
+                with simulated_process_group(rank=rank, num_processes=processes, per_node=num_each):
+                    steps[name] = _plan_step(trainer, base)
                     fits = limit is not None and steps[name].peak.total_bytes <= limit
                     if rank == 0 and tries and not fits:
                         sharding = list(planned.more_sharding(args)) if processes > 1 else []
@@ -89,7 +89,7 @@ def plan_run(
         per_node=num_each,
         num_replicas=first.num_replicas,
         engine=planned.word_for(args),
-        engine_title=planned.title_of(args),
+        engine_title=planned.describe_engine(args),
         ranks=tuple(
             RankPlan(
                 name=name,
@@ -135,7 +135,7 @@ def _check(trainer: AnyTrainer, processes: int, per_node: int) -> None:
         )
 
 
-def _step_of(trainer: AnyTrainer, settings: Settings) -> PlannedStep:
+def _plan_step(trainer: AnyTrainer, settings: Settings) -> PlannedStep:
     try:
         return predicted_step(trainer, settings)
     except TrainwrightError:
