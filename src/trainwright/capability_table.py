@@ -35,7 +35,7 @@ class CommandEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class CapabilityRow:
     """Where the parts of a capability are; the arguments and the rules may be none.
 
     Attributes:
@@ -113,7 +113,7 @@ def row(
     has_extension: bool = True,
     handles_data: bool = False,
     moved: Mapping[str, str] | None = None,
-) -> Row:
+) -> CapabilityRow:
     """Returns the row of a capability, whose files have the usual names.
 
     Args:
@@ -128,7 +128,7 @@ def row(
         moved: former paths of its modules, and their names in the folder.
     """
     folder = f"{CAPABILITIES}.{name}"
-    return Row(
+    return CapabilityRow(
         name=name,
         capability="" if batches_by or not has_extension else f"{folder}.capability:CAPABILITY",
         fields=f"{folder}.fields:{fields}" if fields else "",
@@ -158,7 +158,7 @@ MIXTURE_PATHS = {
 CURRICULUM_PATHS = {"data.curriculum": "curriculum"}
 
 # In the order in which a run makes their extensions: those that another one asks for come before it.
-TABLE: tuple[Row, ...] = (
+TABLE: tuple[CapabilityRow, ...] = (
     row("token_budget", fields="TokenBudgetFields", rules=True, batches_by="max_tokens_per_batch"),
     row("packing", fields="PackingFields", rules=True, batches_by="packing"),
     row("mixture", fields="MixtureFields", rules=True, has_extension=False, handles_data=True, moved=MIXTURE_PATHS),
@@ -166,12 +166,12 @@ TABLE: tuple[Row, ...] = (
     row("quarantine"),
     row("mirror", fields="MirrorFields", rules=True),
     row("async_evaluation", fields="AsyncEvaluationFields", rules=True),
-    Row(
+    CapabilityRow(
         name="first_look",
         capability="trainwright.preflight.capabilities:FIRST_LOOK",
         fields="trainwright.preflight.fields:FirstLookFields",
     ),
-    Row(
+    CapabilityRow(
         name="speed",
         capability="trainwright.preflight.capabilities:SPEED",
         fields="trainwright.preflight.fields:SpeedFields",
@@ -192,7 +192,7 @@ TABLE: tuple[Row, ...] = (
     row("ledger", fields="LedgerFields", file="ledger.parquet", commands=(LEDGER,)),
     row("what_is_trained"),
     row("curriculum", file="curriculum.pt", handles_data=True, moved=CURRICULUM_PATHS),
-    Row(name="experts"),
+    CapabilityRow(name="experts"),
 )
 MADE = tuple(one for one in TABLE if one.capability)  # by a run, not by the user
 RESERVED_NAMES = frozenset(one.name for one in MADE)

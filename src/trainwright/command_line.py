@@ -57,10 +57,10 @@ def reporting(*, as_json: bool = False) -> Iterator[None]:
 
 
 def _report(error: Exception, *, as_json: bool) -> None:
-    tell(str(error))
+    warn_user(str(error))
     if as_json and World.detect().process_index == 0:
         problems = [*getattr(error, "problems", ())] or [str(error)]
-        put_json({"error": {"type": type(error).__name__, "message": str(error), "problems": problems}})
+        print_json({"error": {"type": type(error).__name__, "message": str(error), "problems": problems}})
 
 
 def reported(command: Callable[..., None]) -> Callable[..., None]:
@@ -94,28 +94,28 @@ def answering(as_json: bool) -> Iterator[dict[str, Any]]:
         yield answer
     finally:
         if as_json and answer and World.detect().process_index == 0:
-            put_json(answer)
+            print_json(answer)
 
 
-def put(text: str, *, ends: bool = True) -> None:
+def print_text(text: str, *, ends: bool = True) -> None:
     """Prints an answer as it is, at once; without the end of its line if it does not end."""
     typer.echo(text, file=_ANSWERS.get(), nl=ends)
 
 
-def put_json(value: object) -> None:
+def print_json(value: object) -> None:
     """Prints an answer in JSON, without keys that may be in it."""
-    put(for_log(json_text(value)))
+    print_text(for_log(json_text(value)))
 
 
-def echo(text: str, *, err: bool = False, ends: bool = True) -> None:
+def print_line(text: str, *, err: bool = False, ends: bool = True) -> None:
     """Prints text, without the control characters and the keys of others that may be in it; with `err` to stderr."""
     typer.echo(for_log(text), err=err, nl=ends)
 
 
-def tell(problem: str) -> None:
+def warn_user(problem: str) -> None:
     """Prints a problem, once where several processes find the same."""
     if World.detect().process_index == 0:
-        echo(problem, err=True)
+        print_line(problem, err=True)
 
 
 def json_text(value: object) -> str:
@@ -123,10 +123,10 @@ def json_text(value: object) -> str:
     return json.dumps(json_value(value), indent=2, ensure_ascii=False)
 
 
-def say(word: str, line: str) -> None:
+def print_status(word: str, line: str) -> None:
     """Prints a line in the style of the plan that a run shows when it starts."""
     if World.detect().process_index == 0:
-        echo(fold_line(f"{word:<{PLAN_INDENT}}{line}"))
+        print_line(fold_line(f"{word:<{PLAN_INDENT}}{line}"))
 
 
 def amount(text: str) -> float:

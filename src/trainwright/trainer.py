@@ -69,7 +69,7 @@ from trainwright.support.hooks import (
     Stateful,
     accept_older_signatures,
     is_overridden,
-    left_out,
+    missing_names,
     takes_metrics_too,
     takes_no_grad_norm_too,
 )
@@ -1443,7 +1443,7 @@ class Trainer:
             loss = rule.undo_averaging(loss, None, num_items) if is_scaled else loss
         try:
             if isinstance(loss, LossOutput):
-                loss, added = run.weigh(loss, rule, inputs, num_items, engine=engine, micro_batches=micro_batches)
+                loss, added = run.scale_loss(loss, rule, inputs, num_items, engine=engine, micro_batches=micro_batches)
                 first = first if first is None else first.to(loss.dtype)
             else:
                 loss = added = rule.apply(loss, inputs, num_items, micro_batches=micro_batches, share=share)
@@ -1591,7 +1591,7 @@ class Trainer:
 
     def _loss_rule(self) -> LossRule:
         """Returns how losses are scaled, according to the current model and arguments."""
-        is_mean = "num_items_in_batch" in left_out(self.compute_loss)  # an override written for an older version
+        is_mean = "num_items_in_batch" in missing_names(self.compute_loss)  # an override written for an older version
         return build.loss_rule(
             self.model,
             self.args,

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import trainwright
-from trainwright.capability_table import CAPABILITIES, TABLE, Row, load
+from trainwright.capability_table import CAPABILITIES, TABLE, CapabilityRow, load
 
 from .._support.subprocesses import ROOT, run_python
 
@@ -23,7 +23,7 @@ SCRIPT = Path(__file__).with_name("without_one.py")
 WHOLE = [row for row in TABLE if not row.capability or row.capability.startswith(f"{CAPABILITIES}.")]
 
 
-def without(row: Row, folder: Path) -> Path:
+def without(row: CapabilityRow, folder: Path) -> Path:
     """Returns a path with a copy of the package that lacks a capability."""
     copy = folder / "package" / "trainwright"
     shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
@@ -36,7 +36,7 @@ def without(row: Row, folder: Path) -> Path:
     return copy.parent
 
 
-def arguments_of(row: Row) -> list[str]:
+def arguments_of(row: CapabilityRow) -> list[str]:
     return list(load(row.fields).settings) if row.fields else []
 
 

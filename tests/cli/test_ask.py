@@ -177,7 +177,7 @@ def test_a_terminal_without_utf8_and_a_reader_that_leaves(place: Path) -> None:
     """The answer has characters that an ASCII terminal lacks; a broken pipe ends the command without a traceback."""
     code = (
         "import sys; from trainwright.cli import ask; ask._print_piece('caf\\u00e9\\x1b[31m'); "
-        "from trainwright.command_line import put; put('')"
+        "from trainwright.command_line import print_text; print_text('')"
     )
     shown = run_python("-c", code, PYTHONIOENCODING="ascii", PYTHONUTF8="0").stdout
     assert shown == "caf?\\x1b[31m\n"

@@ -356,7 +356,7 @@ RAISES: list[tuple[str, dict[str, Any], str]] = [  # the last entry: what raises
     (
         "two places of one setting",
         {"split_batches": True, "accelerator_config": "nowhere.json"},
-        "config.aliases.Entry.meaning",
+        "config.aliases.DictKey.meaning",
     ),
     ("warm-up of five runs", {"warmup_ratio": 5.0}, "config.aliases.ratio_to_steps"),
     ("traced evaluation", {"jit_mode_eval": True}, "config.aliases.Refused.meaning"),

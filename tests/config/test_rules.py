@@ -10,7 +10,7 @@ from accelerate import ParallelismConfig
 from trainwright.config import resolve
 from trainwright.config.arguments import Seq2SeqTrainingArguments, TrainingArguments
 from trainwright.config.coerce import coerce
-from trainwright.config.fields import CHOICES, RANGES, SETTINGS, batch_formers, read_defaults
+from trainwright.config.fields import CHOICES, RANGES, SETTINGS, batching_fields, read_defaults
 from trainwright.config.rules import advice, advise, cautions, check_run, violations
 from trainwright.config.rules.stages import RULES, RunFacts, Stage, select_rules
 from trainwright.errors import ArgumentError
@@ -791,7 +791,7 @@ def test_library_may_use_name_of_one_of_our_fields_for_something_else():
 
     for args in (Theirs(), Theirs(packing=True, pad_to_multiple_of=8)):
         assert resolve.sampling(args, batch_size=4, seed=0, num_processes=1, length_of=None).row_length is None
-        assert batch_formers(args) == []
+        assert batching_fields(args) == []
         assert "rows of" not in str(args)
     with pytest.raises(ArgumentError, match="packing=True"):
         TrainingArguments(packing=True)

@@ -25,7 +25,7 @@ OURS = (
     "capabilities.recorded_values.commands",
     "journal",
     "preflight",
-    "config.planned",  # a run that is planned, not started
+    "config.plan_words",  # a run that is planned, not started
     "engine.zero_stand_ins",  # likewise
     "distributed.process_group.simulated_process_group",
     "capabilities.guard.rollback",  # the command line, the journal, checks before a run, going back

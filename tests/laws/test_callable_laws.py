@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 import torch
 
-from trainwright.support.hooks import left_out
+from trainwright.support.hooks import missing_names
 from trainwright.support.model_facts import accepts_loss_kwargs, takes_any_input, takes_argument
 from trainwright.support.signatures import read_code, read_parameters, read_signature
 
@@ -65,7 +65,7 @@ def test_reading_never_raises(value: Any) -> None:
     assert read_parameters(value) == (None if signature is None else signature.parameters)
     assert read_code(value) is None
     assert takes_argument(value, "unlikely") in (True, False)
-    assert left_out(value) == ()
+    assert missing_names(value) == ()
 
 
 def test_the_code_inside_of_decorators_is_read() -> None:

@@ -101,7 +101,7 @@ EXCEPTIONS = {
     "capabilities.mirror.remote.RemoteStore.reconnect": NO_WAIT + "the process of the client is killed",
     "capabilities.mirror.store_process.StoreCalls.send_file.pace: get": "it waits for its run, and is ended with it",
     "command_line.answers_alone": NO_WAIT + "a context variable",
-    "command_line.put": NO_WAIT + "a context variable",
+    "command_line.print_text": NO_WAIT + "a context variable",
     "cli.ask._next_line": "standard input, which the user writes to; Ctrl-D ends it",
     "cli.mcp_server._end: wait": "within `asyncio.wait_for`",
     "cli.mcp_server.run_command: wait": "within `asyncio.timeout`",

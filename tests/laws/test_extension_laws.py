@@ -136,7 +136,7 @@ class Member:
     changes_training: bool = False
 
 
-def weigh(ledger: Any) -> Any:
+def scale_loss(ledger: Any) -> Any:
     return 1.0 + ledger.visits
 
 
@@ -225,7 +225,7 @@ def made(folder: Path, *names: str, **more: Any) -> Any:
         settings["checkpoint_mirror"] = f"memory://laws/{folder.name}"  # of no other run
     samples = doubles.samples()
     if settings.pop("curriculum", False):
-        samples = Curriculum(samples, weigh, every=1, delay=1)
+        samples = Curriculum(samples, scale_loss, every=1, delay=1)
     return doubles.trainer(folder, settings=settings, train_dataset=samples, eval_dataset=doubles.samples(4))
 
 

@@ -23,7 +23,7 @@ import psutil
 import pytest
 
 from trainwright.capabilities.async_evaluation.evaluators import EvaluationProcess
-from trainwright.capabilities.async_evaluation.requests import Request, Requests
+from trainwright.capabilities.async_evaluation.requests import EvaluationRequest, Requests
 from trainwright.capabilities.mirror import remote
 from trainwright.capabilities.mirror.remote import RemoteStore
 from trainwright.capabilities.mirror.sources import find_newest
@@ -268,7 +268,7 @@ def test_an_evaluating_process_that_hangs(num_batches: int, kind: str, tmp_path:
     try:
         assert process.find_problem(60) == ""
         requests.begin("step-2")
-        process.submit(Request(name="step-2", step=2, epoch=0.0, max_steps=8))
+        process.submit(EvaluationRequest(name="step-2", step=2, epoch=0.0, max_steps=8))
         until(lambda: process.num_open == 0)
         process.wait(60)
         [(_, result)] = process.take()

@@ -20,7 +20,7 @@ from trainwright._types import QUARANTINE_NAME
 from trainwright.capabilities.branch.origins import bring_along
 from trainwright.capabilities.incidents import bundle
 from trainwright.capabilities.mirror.mirror import Mirror, outbox_path
-from trainwright.capabilities.mirror.parts import Order
+from trainwright.capabilities.mirror.parts import PartsOrder
 from trainwright.capabilities.mirror.plan import MirrorPlan
 from trainwright.capabilities.mirror.remote import RemoteStore
 from trainwright.capabilities.mirror.sources import fetch_companions
@@ -121,7 +121,7 @@ PARTS = {
     "the mirror stages": Part(MIRROR, "", lambda run: mirror_of(run).committed(checkpoint_at(run / "checkpoint-3"))),
     "the mirror tidies": Part(MIRROR, "", lambda run: mirror_of(run)._tidy()),
     "the mirror places an order": Part(
-        MIRROR, "", lambda run: Order(run / MIRROR, Manifest(step=3, run_id="run"), "token", 1).open()
+        MIRROR, "", lambda run: PartsOrder(run / MIRROR, Manifest(step=3, run_id="run"), "token", 1).open()
     ),
     "files of a run come from a URL": Part("incidents", "", get_companions),
     "a file of a run comes from a URL": Part("incidents/other", "missing", get_companions),

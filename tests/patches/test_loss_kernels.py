@@ -230,7 +230,7 @@ def test_a_package_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.
 )
 def test_auto_takes_what_the_device_has(kind: str, has: bool, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loss_kernels.importlib.util, "find_spec", lambda name: object() if has else None)
-    assert loss_kernels.choose("auto", runs_triton=device.kind_of(kind).runs_triton) == chosen
+    assert loss_kernels.choose("auto", runs_triton=device.get_kind(kind).runs_triton) == chosen
 
 
 MEASURE = """

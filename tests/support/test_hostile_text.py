@@ -20,12 +20,12 @@ from trainwright._types import printable, without_tokens
 from trainwright.callbacks.log_table import LogTable
 from trainwright.callbacks.progress import readable
 from trainwright.capabilities.incidents import bundle
-from trainwright.command_line import echo
+from trainwright.command_line import print_line
 from trainwright.evaluation.outputs import print_metrics
 from trainwright.hub.model_card import CardContent, write_card
 from trainwright.journal import record
 from trainwright.report.evaluation_page import evaluation_page
-from trainwright.report.page import Curve, Mark, card, figure, shares
+from trainwright.report.page import Curve, Marker, card, figure, shares
 from trainwright.report.run_page import write_report
 
 from .._support.small import data, make_trainer
@@ -67,7 +67,7 @@ def test_nothing_that_is_logged_or_printed_controls_the_terminal(
         trainer.train()
     trainer.log_metrics("eval" + ESC, {ESC: 1.0, "b": ESC})
     print_metrics("eval", {ESC: 1.0})
-    echo(f"{folder}: {ESC}")
+    print_line(f"{folder}: {ESC}")
     printed = capsys.readouterr()
     assert SHOWN in printed.out
     assert is_clean(printed.out), printed.out
@@ -179,7 +179,7 @@ def test_every_record_of_the_package_is_clean_for_every_handler(
 
 
 def test_a_command_masks_and_escapes_its_message(capsys: pytest.CaptureFixture[str]) -> None:
-    echo(f"{SECRETS[0][0]}\n{ESC}", err=True)
+    print_line(f"{SECRETS[0][0]}\n{ESC}", err=True)
     assert capsys.readouterr().err == f"https://***@host/x\n{SHOWN}\n"
 
 
@@ -259,7 +259,7 @@ def test_no_page_has_control_characters_of_labels_texts_and_names() -> None:
             hardest=[{"name": CONTROLS, "loss": 1.0, "text": CONTROLS, "right": CONTROLS, "predicted": CONTROLS}],
         ),
         figure(
-            CONTROLS, [Curve(CONTROLS, [1], [1], text=[CONTROLS])], marks=[Mark(1, "x", CONTROLS)], labels=[CONTROLS]
+            CONTROLS, [Curve(CONTROLS, [1], [1], text=[CONTROLS])], marks=[Marker(1, "x", CONTROLS)], labels=[CONTROLS]
         ),
         shares(CONTROLS, [(CONTROLS, 1.0, CONTROLS)], note=CONTROLS),
         card(CONTROLS, ""),

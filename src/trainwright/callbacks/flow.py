@@ -160,7 +160,7 @@ CAUTION = 1.5  # factor: a save may take longer than the longest one before
 LOOKS = 0.1  # the clock is read again after this share of the time until something may be due
 
 
-class Decision(NamedTuple):
+class FlowDecision(NamedTuple):
     """Decision of one process for all, by its clock."""
 
     saves: bool  # after this step
@@ -184,7 +184,7 @@ class TimeLimits(TrainerCallback, ExportableState, TiedToProcess):
         *,
         save_s: Callable[[], float] = float,
         first_save_s: float = 0.0,
-        agree: Callable[[Callable[[], Decision]], Decision] = lambda decide: decide(),
+        agree: Callable[[Callable[[], FlowDecision]], FlowDecision] = lambda decide: decide(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.max_train_s = max_train_s
@@ -243,7 +243,7 @@ class TimeLimits(TrainerCallback, ExportableState, TiedToProcess):
         """Returns the pending evaluation, for a checkpoint."""
         return {"args": {}, "attributes": {"owes_evaluation": self.owes_evaluation}}
 
-    def _decide(self, args: Arguments, state: TrainerState, control: TrainerControl) -> Decision:
+    def _decide(self, args: Arguments, state: TrainerState, control: TrainerControl) -> FlowDecision:
         now = self._clock()
         longest = self._longest
         until_save = math.inf if self.save_every_s is None else self._saved + self.save_every_s - now
@@ -253,9 +253,9 @@ class TimeLimits(TrainerCallback, ExportableState, TiedToProcess):
         until_stop -= longest["evaluation"] if control.should_evaluate or is_next else 0.0
         left = LOOKS * (min(until_save, until_stop) - longest["evaluation"])
         num_steps = max(1, min(10_000, int(left / max(longest["step"], 1e-6)))) if left < math.inf else 1
-        return Decision(until_save <= 0, until_stop <= 0 and not control.should_training_stop, num_steps)
+        return FlowDecision(until_save <= 0, until_stop <= 0 and not control.should_training_stop, num_steps)
 
-    def _obey(self, decision: Decision, state: TrainerState, control: TrainerControl) -> None:
+    def _obey(self, decision: FlowDecision, state: TrainerState, control: TrainerControl) -> None:
         self._next_look = state.global_step + decision.num_steps
         control.should_save |= decision.saves
         if not decision.stops:

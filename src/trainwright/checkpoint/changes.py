@@ -40,7 +40,7 @@ TIME_STEP_NS = 20_000_000
 NotFinite = Callable[[Path], str | None]  # file -> name of its first non-finite tensor
 
 
-class Mark(NamedTuple):
+class FileMark(NamedTuple):
     """File attributes that change with the file, read without opening it."""
 
     size: int
@@ -53,7 +53,7 @@ class Snapshot:
     """Marks of the files of one checkpoint at one moment, with its manifest."""
 
     manifest: Manifest
-    marks: dict[str, Mark]
+    marks: dict[str, FileMark]
     taken_ns: int
 
     @classmethod
@@ -66,7 +66,7 @@ class Snapshot:
         names = now.keys() | self.marks.keys()
         return {name for name in names if now.get(name) != self.marks.get(name) or self._is_in_doubt(now[name])}
 
-    def _is_in_doubt(self, mark: Mark) -> bool:
+    def _is_in_doubt(self, mark: FileMark) -> bool:
         return abs(self.taken_ns - mark.modified_ns) <= TIME_STEP_NS
 
 
@@ -110,12 +110,12 @@ class ChangeWatch:
             logger.info("Files of %s were changed by a callback or an override; its manifest was updated.", folder)
 
 
-def read_marks(folder: Path) -> dict[str, Mark]:
+def read_marks(folder: Path) -> dict[str, FileMark]:
     """Returns the marks of the files below a directory, by relative path."""
     marks = {}
     for path in files_below(folder):
         status = path.stat()
-        marks[path.relative_to(folder).as_posix()] = Mark(status.st_size, status.st_mtime_ns, status.st_ino)
+        marks[path.relative_to(folder).as_posix()] = FileMark(status.st_size, status.st_mtime_ns, status.st_ino)
     return marks
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trainwright._types import is_url, printable
-from trainwright.command_line import AnyPlace, AsJson, amount, answers_alone, echo, place, put
+from trainwright.command_line import AnyPlace, AsJson, amount, answers_alone, place, print_line, print_text
 
 if TYPE_CHECKING:
     from trainwright.cli.tasks.conversation import Answer, Conversation
@@ -42,7 +42,7 @@ def chat(
         open_conversation(local, **settings, temperature=temperature) as talk,
     ):
         if talk.note:
-            echo(talk.note.replace(f"{local.parent}/", "") if is_url(model) else talk.note, err=True)
+            print_line(talk.note.replace(f"{local.parent}/", "") if is_url(model) else talk.note, err=True)
         if once is not None:
             _ask(talk, once, as_json=as_json)
         else:
@@ -55,16 +55,16 @@ def _converse(talk: Conversation, *, as_json: bool) -> None:
         sys.stdin.reconfigure(errors="surrogateescape")  # a byte that is no text is an error of its line alone
     is_typed = sys.stdin.isatty() and not as_json
     if is_typed:
-        echo(HELP, err=True)
+        print_line(HELP, err=True)
     while (line := _next_line(is_typed)) is not None:
         text = line.strip()
         if text == "/quit":
             return
         if text == "/reset":
             talk.reset()
-            echo("The conversation begins anew.", err=True)
+            print_line("The conversation begins anew.", err=True)
         elif text.startswith("/") and text[1:].isalpha():
-            echo(f"{printable(text)} is not a command. {HELP}", err=True)
+            print_line(f"{printable(text)} is not a command. {HELP}", err=True)
         elif text:
             _ask(talk, text, as_json=as_json, can_go_on=True)
 
@@ -73,16 +73,16 @@ def _next_line(is_typed: bool) -> str | None:
     """Returns the next line of standard input; None at its end."""
     while True:
         if is_typed:
-            echo(PROMPT, err=True, ends=False)
+            print_line(PROMPT, err=True, ends=False)
         try:
             line = sys.stdin.readline()
         except KeyboardInterrupt:
             if not is_typed:
                 raise
-            echo(f"\n{HELP}", err=True)
+            print_line(f"\n{HELP}", err=True)
             continue
         if not line and is_typed:
-            echo("", err=True)
+            print_line("", err=True)
         return line or None
 
 
@@ -97,11 +97,11 @@ def _ask(talk: Conversation, text: str, *, as_json: bool, can_go_on: bool = Fals
         if not can_go_on:
             raise
         if as_json:
-            put(json.dumps({"error": {"type": type(error).__name__, "message": str(error)}}, ensure_ascii=False))
-        echo(str(error), err=True)
+            print_text(json.dumps({"error": {"type": type(error).__name__, "message": str(error)}}, ensure_ascii=False))
+        print_line(str(error), err=True)
         return
     if as_json:
-        put(printable(json.dumps(answer.to_dict(), ensure_ascii=False)))
+        print_text(printable(json.dumps(answer.to_dict(), ensure_ascii=False)))
     else:
         _print_piece("\n")
     _say_how_it_ended(answer, as_json=as_json, can_go_on=can_go_on)
@@ -123,15 +123,15 @@ def _say_how_it_ended(answer: Answer, *, as_json: bool, can_go_on: bool) -> None
     if as_json:
         return
     if answer.is_stopped:
-        echo("(stopped)", err=True)
+        print_line("(stopped)", err=True)
     if answer.num_forgotten:
-        echo(f"(the first {answer.num_forgotten} messages no longer fit into the model's context)", err=True)
+        print_line(f"(the first {answer.num_forgotten} messages no longer fit into the model's context)", err=True)
     if answer.is_cut:
-        echo("(cut off by --max-new-tokens, or by the end of the model's context)", err=True)
+        print_line("(cut off by --max-new-tokens, or by the end of the model's context)", err=True)
 
 
 def _print_piece(text: str) -> None:
     """Writes a piece of an answer to the terminal at once, in the characters that it has."""
     shown = printable(text, lines=True)
     encoding = getattr(sys.__stdout__, "encoding", None) or "utf-8"
-    put(shown.encode(encoding, "replace").decode(encoding), ends=False)
+    print_text(shown.encode(encoding, "replace").decode(encoding), ends=False)

@@ -32,15 +32,15 @@ from trainwright.command_line import (
     amount,
     answering,
     answers_alone,
-    echo,
     json_text,
     named_as,
     place,
-    put,
-    put_json,
+    print_json,
+    print_line,
+    print_status,
+    print_text,
     reported,
-    say,
-    tell,
+    warn_user,
 )
 from trainwright.distributed.world import World
 from trainwright.errors import CheckpointNotFoundError, RecipeError
@@ -99,7 +99,7 @@ def init(
     from trainwright.cli.recipe.known_models import check_known_model
     from trainwright.cli.recipe.recipe_reader import SCHEMA_NAME, template
     from trainwright.cli.recipe.schema import TASKS
-    from trainwright.config.words import hint_for_task
+    from trainwright.config.vocabulary import hint_for_task
 
     if task not in TASKS:
         listed = "\n".join(f"    {name:<22}{spec.title}" for name, spec in TASKS.items())
@@ -114,9 +114,9 @@ def init(
     schema_file = config.with_name(SCHEMA_NAME)
     write_text(schema_file, json_text(json_schema()) + "\n")
     if as_json:
-        put_json({"written": [config, schema_file]})
+        print_json({"written": [config, schema_file]})
         return
-    echo(f"Written: {config}, and {schema_file} for editors. Train with\n\n    trainwright train {config}")
+    print_line(f"Written: {config}, and {schema_file} for editors. Train with\n\n    trainwright train {config}")
 
 
 def train(
@@ -138,14 +138,14 @@ def train(
     refuse_a_second_run(recipe, tree)
     with answering(as_json) as answer:
         if not dry_run:
-            answer |= run(recipe, tree, say)
+            answer |= run(recipe, tree, print_status)
             return
         plan: dict[str, list[str]] = {}
 
         def keep(word: str, line: str) -> None:
             plan.setdefault(word, []).append(line)
 
-        rehearse(recipe, tree, keep if as_json else say)
+        rehearse(recipe, tree, keep if as_json else print_status)
         answer["plan"] = plan
 
 
@@ -164,16 +164,16 @@ def resume(
     recipe, tree = read_run(run.absolute(), overrides or (), context.args)
     if (found := find_result(recipe)) is not None:
         if as_json:
-            put_json(found)
+            print_json(found)
             return
         more = f"trainwright extend {run} --steps N"
         if found["stopped_early"]:
             more = f"trainwright resume {run} --set training.early_stopping_patience=N (more than it had, or null)"
-        say("finished", f"at step {found['step']}; nothing was written. Go on with: {more}")
+        print_status("finished", f"at step {found['step']}; nothing was written. Go on with: {more}")
         return
     if not launched(recipe, processes, context):
         with answering(as_json) as answer:
-            answer |= carry_out(recipe, tree, say)
+            answer |= carry_out(recipe, tree, print_status)
 
 
 def extend(
@@ -197,7 +197,7 @@ def extend(
     recipe, tree = extended(run, steps=steps, to=to, shape=shape, overrides=overrides or (), typed=context.args)
     if not launched(recipe, processes, context):
         with answering(as_json) as answer:
-            answer |= carry_out(recipe, tree, say)
+            answer |= carry_out(recipe, tree, print_status)
 
 
 def _read(config: Path, overrides: list[str] | None, context: typer.Context) -> tuple[Recipe, Tree]:
@@ -237,7 +237,7 @@ def check(
 
     shares: str | Mapping[str, Any] | None = engine
     if processes is not None:
-        from trainwright.config.planned import split_engine
+        from trainwright.config.plan_words import split_engine
 
         training, asked = split_engine(recipe.training)
         recipe = dataclasses.replace(recipe, training=training)
@@ -250,7 +250,7 @@ def check(
     found: list[Finding] = []
     proof = None
     try:
-        trainer = make_trainer(recipe, tree, keep if as_json else say, found=found)
+        trainer = make_trainer(recipe, tree, keep if as_json else print_status, found=found)
     except RecipeError:
         if not any(finding.severity == "error" for finding in found):
             raise
@@ -268,9 +268,9 @@ def check(
     report = report.with_findings(found, TABLE_CHECKS)
     if as_json:
         proved = None if proof is None else str(proof)
-        put_json({**about, **dataclasses.asdict(report), "worst": report.worst, "proof": proved})
+        print_json({**about, **dataclasses.asdict(report), "worst": report.worst, "proof": proved})
     else:
-        echo(str(report) if proof is None else f"{report}\n\n{proof}")
+        print_line(str(report) if proof is None else f"{report}\n\n{proof}")
     is_apart = report.against is not None and not report.against.is_same
     if report.worst == "error" or is_apart or (proof is not None and not proof.holds):
         raise typer.Exit(FAILED)
@@ -299,16 +299,16 @@ def report(
         return
     _say_written(write_report(run, output), as_json=as_json)
     if watch:
-        echo("The open page follows the run until it ends; Ctrl-C stops that.", err=as_json)
+        print_line("The open page follows the run until it ends; Ctrl-C stops that.", err=as_json)
         write_report(run, output, watch=True)
 
 
 def _say_written(path: Path, *, as_json: bool, **facts: object) -> None:
     """Names a file that was written, and facts about it in JSON."""
     if as_json:
-        put_json({"written": [path], **facts})
+        print_json({"written": [path], **facts})
     else:
-        echo(f"Written: {path}")
+        print_line(f"Written: {path}")
 
 
 def compare(
@@ -356,20 +356,20 @@ def compare(
             "origins": origins,
         }
         same = {"comparable_metrics": is_comparable(records), "arguments": differing_arguments(records)}
-        put_json({"runs": list(records), **found, **same})
+        print_json({"runs": list(records), **found, **same})
         return
     for name, record in records.items():
-        echo(f"{name}: {', '.join(metric_texts(collect_metrics(record, find_best(record)))) or 'no evaluation'}")
+        print_line(f"{name}: {', '.join(metric_texts(collect_metrics(record, find_best(record)))) or 'no evaluation'}")
         for origin in origins[name][-1:]:
-            echo(f"{name} is a branch of {origin_text(origin)}")
+            print_line(f"{name} is a branch of {origin_text(origin)}")
     if not is_comparable(records):
-        echo(OTHER_ROWS)
+        print_line(OTHER_ROWS)
     for name, values in differing_arguments(records).items():
-        echo(f"{name}: {' | '.join(map(str, values))}")
+        print_line(f"{name}: {' | '.join(map(str, values))}")
     for pair in pairs:
-        echo(f"{' and '.join(pair.runs)}: {pair}")
+        print_line(f"{' and '.join(pair.runs)}: {pair}")
     write_text(path, comparison(records, tolerance=tolerance))
-    echo(f"Written: {path}")
+    print_line(f"Written: {path}")
 
 
 def runs(
@@ -388,10 +388,10 @@ def runs(
         found = find_runs(local)
     now = time.time()
     if as_json:
-        put_json([dataclasses.asdict(one) for one in found])
+        print_json([dataclasses.asdict(one) for one in found])
         return
     if not found:
-        echo(f"No run is below {folder}: none has a journal.jsonl.")
+        print_line(f"No run is below {folder}: none has a journal.jsonl.")
         return
     console = Console()
     names = ["run", "best evaluation", "differs in", "state", "step", "time", "written"]
@@ -427,12 +427,12 @@ def push(
     waiting = Outbox(run).waiting()
     if not waiting:
         if as_json:
-            put_json({"uploads": []})
+            print_json({"uploads": []})
             return
-        echo(f"Nothing waits in {run}: all of it is on the Hub, or it was trained without push_to_hub.")
+        print_line(f"Nothing waits in {run}: all of it is on the Hub, or it was trained without push_to_hub.")
         return
     if problem := account_problem(token):
-        tell(f"Nothing was uploaded: {problem} The files stay in {waiting[0].folder.parent}.")
+        warn_user(f"Nothing was uploaded: {problem} The files stay in {waiting[0].folder.parent}.")
         raise typer.Exit(FAILED)
     failed = Uploader(run, run.resolve().name, token=token).finish()
     uploads = []
@@ -442,9 +442,9 @@ def push(
         uploads.append({"to": where, "step": ticket.step, "message": ticket.message, "is_done": upload not in failed})
         if not as_json:
             state = "Not uploaded" if upload in failed else "Uploaded"
-            echo(f"{state}: {ticket.message or 'files'} (step {ticket.step}) to {where}")
+            print_line(f"{state}: {ticket.message or 'files'} (step {ticket.step}) to {where}")
     if as_json:
-        put_json({"uploads": uploads})
+        print_json({"uploads": uploads})
     if failed:
         raise typer.Exit(FAILED)
 
@@ -455,7 +455,7 @@ def schema(output: Output = None, as_json: AsJson = False) -> None:
 
     text = json_text(json_schema())
     if output is None:
-        put(text)  # no value of a user is in it, and names of fields are not to be masked
+        print_text(text)  # no value of a user is in it, and names of fields are not to be masked
     else:
         check_output(output, option="--output")
         write_text(output, f"{text}\n")
@@ -497,7 +497,7 @@ def export(
     with fetch_checkpoint(checkpoint) as local:
         source, why = chosen_checkpoint(local) if weights == "average" else chosen(local)
         if why:
-            echo(f"From {source.name if is_url(checkpoint) else source}: {why}", err=as_json)
+            print_line(f"From {source.name if is_url(checkpoint) else source}: {why}", err=as_json)
         if to == "gguf" and not merged and has_adapter(source):
             raise errors.ArgumentError("--to gguf takes a whole model, and this is an adapter. Add --merge.")
         asked = Export(
@@ -520,14 +520,14 @@ def _say_exported(folder: Path, proof: ExportProof | None, *, to: str | None, as
     is_written = proof is None or proof.holds or proof.is_accepted
     answer: dict[str, Any] = {"written": [], "bytes": 0}
     for word, line in () if proof is None or as_json else proof.lines():
-        say(word, line)
+        print_status(word, line)
     if proof is not None:
         answer["proof"] = proof.to_dict()
     if not is_written:
         assert proof is not None
         if as_json:
-            put_json(answer)
-        tell(proof.refusal(folder))
+            print_json(answer)
+        warn_user(proof.refusal(folder))
         raise typer.Exit(FAILED)
     converted = None
     if to == "gguf":
@@ -539,16 +539,16 @@ def _say_exported(folder: Path, proof: ExportProof | None, *, to: str | None, as
     size = sum(path.stat().st_size for path in written)
     answer |= {"written": written, "bytes": size}
     if as_json:
-        put_json(answer)
+        print_json(answer)
     else:
-        echo(f"Written: {folder}, {counted(len(written), 'file')}, {size_text(size)}")
+        print_line(f"Written: {folder}, {counted(len(written), 'file')}, {size_text(size)}")
     if converted is None:
         return
     if not converted.is_done:
-        tell(f"No GGUF file was written: llama.cpp's converter is not on the PATH. Run\n\n    {converted.command}")
+        warn_user(f"No GGUF file was written: llama.cpp's converter is not on the PATH. Run\n\n    {converted.command}")
         raise typer.Exit(FAILED)
     if not as_json:
-        echo(f"Converted by llama.cpp: {converted.file}. Its numbers were not compared with the model's.")
+        print_line(f"Converted by llama.cpp: {converted.file}. Its numbers were not compared with the model's.")
 
 
 def verify(
@@ -585,11 +585,11 @@ def verify(
         opened = Checkpoint(folder)
         problems[folder] = list(opened.problems())
         if not as_json:
-            echo(f"{folder}: {'damaged' if problems[folder] else intact(opened.manifest)}")
+            print_line(f"{folder}: {'damaged' if problems[folder] else intact(opened.manifest)}")
             for problem in problems[folder]:
-                echo(f"    {problem}")
+                print_line(f"    {problem}")
     if as_json:
-        put_json([{"checkpoint": folder, "problems": found} for folder, found in problems.items()])
+        print_json([{"checkpoint": folder, "problems": found} for folder, found in problems.items()])
     if any(problems.values()):
         raise typer.Exit(FAILED)
 
@@ -601,11 +601,11 @@ def _verify_under(url: str, *, as_json: bool) -> None:
     for name, manifest, problems in verified_under(url):
         found[name] = problems
         if not as_json:
-            echo(f"{name}: {'damaged' if problems or manifest is None else intact(manifest)}")
+            print_line(f"{name}: {'damaged' if problems or manifest is None else intact(manifest)}")
             for problem in problems:
-                echo(f"    {problem}")
+                print_line(f"    {problem}")
     if as_json:
-        put_json([{"checkpoint": name, "problems": problems} for name, problems in found.items()])
+        print_json([{"checkpoint": name, "problems": problems} for name, problems in found.items()])
     if any(found.values()):
         raise typer.Exit(FAILED)
 
@@ -617,15 +617,15 @@ def _accept(folders: list[Path], *, as_json: bool) -> None:
 
     results = accepted(folders)
     if as_json:
-        put_json([{"checkpoint": folder, "accepted": found} for folder, found in results.items()])
+        print_json([{"checkpoint": folder, "accepted": found} for folder, found in results.items()])
         return
     for folder, found in results.items():
         checkpoint = Checkpoint(folder)
-        echo(f"{folder}: {intact(checkpoint.manifest)}")
+        print_line(f"{folder}: {intact(checkpoint.manifest)}")
         for name, kind in found.items():
-            echo(f"    {name} was {kind}, and is accepted")
+            print_line(f"    {name} was {kind}, and is accepted")
         if problem := find_unreadable(checkpoint):
-            echo(f"    no run can resume from it: {problem}")
+            print_line(f"    no run can resume from it: {problem}")
 
 
 def intact(manifest: Manifest | None) -> str:
@@ -672,36 +672,36 @@ def eval(
         applied(local, file, task=task, overrides=overrides or (), weights=weights) as one,
     ):
         if one.note:
-            echo(f"From {named_as(model, local, one.note)}", err=True)
+            print_line(f"From {named_as(model, local, one.note)}", err=True)
         found = evaluate(one, num_hardest=hardest)
     if as_json:
-        put_json(dataclasses.asdict(found))
+        print_json(dataclasses.asdict(found))
         return
     scores = readable({f"eval_{name}": value for name, value in found.metrics.items()})
-    echo(f"{counted(found.num_samples, 'sample')}: {scores}")
+    print_line(f"{counted(found.num_samples, 'sample')}: {scores}")
     for row in found.hardest:
         pair = f" {row['right']} -> {row['predicted']}" if "right" in row else ""
-        echo(f"{row['loss']:8.4g}  {row['name']}{pair}  {row['text']}")
+        print_line(f"{row['loss']:8.4g}  {row['name']}{pair}  {row['text']}")
     about = {name: value for name, value in dataclasses.asdict(found).items() if name not in ("task", "num_samples")}
     note = f"{found.task}, {counted(found.num_samples, 'sample')} of {data}"
     write_text(path, evaluation_page(title=f"Evaluation of {model}", note=note, **about))
-    echo(f"Written: {path}")
+    print_line(f"Written: {path}")
 
 
 def _watch(run: Path, data: Path, *, overrides: Sequence[str], task: str | None, as_json: bool) -> None:
     """Makes the evaluations that a run asks for, until it ends."""
     from trainwright._types import json_value
-    from trainwright.capabilities.async_evaluation.requests import Request
+    from trainwright.capabilities.async_evaluation.requests import EvaluationRequest
     from trainwright.capabilities.async_evaluation.watcher import Watcher
     from trainwright.cli.tasks.applied import applied, rows_at
     from trainwright.cli.tasks.evaluate import evaluate
     from trainwright.cli.tasks.recipe_run import readable
 
-    def tell(request: Request, metrics: dict[str, Any]) -> None:
+    def warn_user(request: EvaluationRequest, metrics: dict[str, Any]) -> None:
         if as_json:
-            put(for_log(json.dumps(json_value({"step": request.step, **metrics}))))
+            print_text(for_log(json.dumps(json_value({"step": request.step, **metrics}))))
         else:
-            echo(f"Step {request.step}: {readable(metrics)}")
+            print_line(f"Step {request.step}: {readable(metrics)}")
 
     with rows_at(data) as file:
 
@@ -709,9 +709,9 @@ def _watch(run: Path, data: Path, *, overrides: Sequence[str], task: str | None,
             with applied(model, file, task=task, overrides=overrides, run=run) as one:
                 return evaluate(one, num_hardest=0).metrics
 
-        number = Watcher(run, evaluate_folder).watch(tell)
+        number = Watcher(run, evaluate_folder).watch(warn_user)
     if not as_json:
-        echo(f"The run has ended; made here: {counted(number, 'evaluation')}")
+        print_line(f"The run has ended; made here: {counted(number, 'evaluation')}")
 
 
 def predict(
@@ -744,7 +744,7 @@ def predict(
         applied(local, file, task=task, overrides=overrides or (), weights=weights) as one,
     ):
         if one.note:
-            echo(f"From {named_as(model, local, one.note)}", err=True)
+            print_line(f"From {named_as(model, local, one.note)}", err=True)
         if out.suffix.lower() == ".csv":
             with replacing(out) as partial, partial.open("w", encoding="utf-8", newline="") as target:
                 number = write_table(target, predict_rows(one, batch_size, max_new_tokens))
@@ -756,7 +756,7 @@ def predict(
         )
         if str(out) == "-":
             for line in found:
-                put(printable(line))
+                print_text(printable(line))
             return
         number = 0
         with replacing(out) as partial, partial.open("w", encoding="utf-8") as target:
@@ -770,7 +770,7 @@ def _say_predicted(out: Path, number: int, *, as_json: bool) -> None:
     if as_json:
         _say_written(out, as_json=True, rows=number)
         return
-    echo(f"Written: {out}, {counted(number, 'row')}")
+    print_line(f"Written: {out}, {counted(number, 'row')}")
 
 
 def env(as_json: AsJson = False) -> None:
@@ -780,14 +780,14 @@ def env(as_json: AsJson = False) -> None:
     found = environment(World.detect().device)
     found.pop("script")
     if as_json:
-        put_json(found)
+        print_json(found)
         return
     packages = found.pop("packages")
     found["memory_bytes"] = size_text(found["memory_bytes"])
     rows = {**packages, **{name.removesuffix("_bytes"): value for name, value in found.items()}}
     for name, value in rows.items():
         if value is not None:
-            echo(f"{name:<14}{value}")
+            print_line(f"{name:<14}{value}")
 
 
 def mcp(

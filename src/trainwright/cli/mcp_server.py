@@ -145,8 +145,8 @@ async def run_command(words: list[str], folder: Path, *, environment: Mapping[st
         stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
     )
-    output = _Kept(MAX_OUTPUT)
-    messages = _Kept(MAX_MESSAGES * 4, last=True)
+    output = _KeptBytes(MAX_OUTPUT)
+    messages = _KeptBytes(MAX_MESSAGES * 4, last=True)
     assert process.stdout is not None
     assert process.stderr is not None
     code: int | None = None
@@ -173,7 +173,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-class _Kept:
+class _KeptBytes:
     """The first bytes of a stream, or its last ones; the others are read and forgotten."""
 
     def __init__(self, size: int, *, last: bool = False) -> None:

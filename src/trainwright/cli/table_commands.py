@@ -11,7 +11,7 @@ import typer
 from trainwright import errors
 from trainwright._types import counted
 from trainwright.cli.parameters import Changed, Processes
-from trainwright.command_line import FAILED, AnyPlace, AsJson, answering, echo, place, put_json, say
+from trainwright.command_line import FAILED, AnyPlace, AsJson, answering, place, print_json, print_line, print_status
 
 
 def branch(
@@ -37,7 +37,7 @@ def branch(
     )
     if not launched(recipe, processes, context):
         with answering(as_json) as answer:
-            answer |= carry_out(recipe, tree, say)
+            answer |= carry_out(recipe, tree, print_status)
 
 
 def ledger(
@@ -59,10 +59,10 @@ def ledger(
             raise errors.ArgumentError("Compare two runs as: trainwright ledger diff RUN OTHER.")
         compared = difference(Path(question), other, number=number)
         if as_json:
-            put_json(compared)
+            print_json(compared)
             return
         for line in difference_lines(compared):
-            echo(line)
+            print_line(line)
         return
     if other is not None:
         raise errors.ArgumentError(f"{other} is one argument too many. Two runs: trainwright ledger diff RUN OTHER.")
@@ -70,13 +70,13 @@ def ledger(
     if quarantine is not None and question == "by-source":
         raise errors.ArgumentError("--quarantine takes samples, and by-source lists sources.")
     if as_json:
-        put_json(found)
+        print_json(found)
     else:
         for line in lines(found):
-            echo(line)
+            print_line(line)
     if quarantine is not None:
         exclude(run, quarantine, found)
-        echo(f"In quarantine in {quarantine}: {counted(len(found), 'sample')}.", err=True)
+        print_line(f"In quarantine in {quarantine}: {counted(len(found), 'sample')}.", err=True)
 
 
 def replay(
@@ -97,6 +97,6 @@ def replay(
         result = replay(folder, model=model, precision=precision, one_by_one=one_by_one)
         answer |= dataclasses.asdict(result)
         for line in result.lines:
-            echo(line)
+            print_line(line)
     if not result.is_same and precision is None:
         raise typer.Exit(FAILED)

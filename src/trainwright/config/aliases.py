@@ -69,7 +69,7 @@ class Switch:
 
 
 @dataclass(frozen=True)
-class Entry:
+class DictKey:
     """An older argument that is one entry of a dict-valued field today."""
 
     key: str
@@ -137,7 +137,7 @@ class Organization:
         return owner if has_owner else None
 
 
-NameOfField = Renamed | Switch | Entry | Item | Organization  # `new` is filled in where names are collected
+NameOfField = Renamed | Switch | DictKey | Item | Organization  # `new` is filled in where names are collected
 
 
 @dataclass(frozen=True)

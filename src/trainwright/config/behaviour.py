@@ -12,7 +12,7 @@ from trainwright.config.fields import get_value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class BehaviourDifference:
     """One difference from the original, as docs/migrate.md describes it.
 
     Attributes:
@@ -26,28 +26,28 @@ class Difference:
     title: str = ""
 
 
-_DRAWS_OF_A_RESUME = Difference(
+_DRAWS_OF_A_RESUME = BehaviourDifference(
     original="a resumed run draws other numbers if a collator draws, or in a later epoch if samples are grouped by "
     "length or shuffled with `use_seedable_sampler=False`",
     ours="it ends with the weights of the uninterrupted run",
 )
-_PASSES_OF_A_RESUME = Difference(
+_PASSES_OF_A_RESUME = BehaviourDifference(
     original="a resumed stream that has had more than one pass skips all batches of the earlier passes in one pass, "
     "and reads other samples",
     ours="the passes are counted: it ends with the weights of the uninterrupted run",
 )
-_DROP_LAST = Difference(
+_DROP_LAST = BehaviourDifference(
     original="`dataloader_drop_last` drops samples of evaluations and predictions, and nothing of a training stream",
     ours="it drops the last batch of training data, of a stream too unless it is the only one",
 )
-_NOT_FINITE = Difference(
+_NOT_FINITE = BehaviourDifference(
     title="A loss that is not finite",
     original="is logged as 0.0 by transformers.",
     ours="Trainwright counts it, names it at the next log, and never takes it for the best.",
 )
 
 
-def _corrects(*differences: Difference) -> bool:
+def _corrects(*differences: BehaviourDifference) -> bool:
     """Declares a field of `Behaviour` that documents itself by these differences."""
     return field(default=True, metadata={"differences": differences})
 
@@ -60,7 +60,7 @@ class Behaviour:
     """
 
     counts_predicted_tokens: bool = _corrects(
-        Difference(
+        BehaviourDifference(
             title="Causal models without a declared loss type",
             original="(GPT-2 is one): transformers divides the loss of a row of S tokens by S though "
             "S\N{MINUS SIGN}1 tokens are predicted, so loss and gradient are too small by (S\N{MINUS SIGN}1)/S.",
@@ -68,7 +68,7 @@ class Behaviour:
         )
     )
     evaluation_restores_random_states: bool = _corrects(
-        Difference(
+        BehaviourDifference(
             title="Evaluating draws no random numbers.",
             original="In transformers it advances the generators that dropout uses, so a run with dropout that "
             "evaluates ends with other weights.",
@@ -79,14 +79,14 @@ class Behaviour:
     # `best_metric` of the state; the original sets an infinite one before the first comparison
     best_metric_starts_as_none: bool = _corrects(_NOT_FINITE)
     averages_eval_loss_over_items: bool = _corrects(
-        Difference(
+        BehaviourDifference(
             title="`eval_loss`",
             original="is a mean over batches in transformers, and moves by up to 3 % with the evaluation batch size.",
             ours="In Trainwright it is the mean over items.",
         )
     )
     averages_means_over_window: bool = _corrects(
-        Difference(
+        BehaviourDifference(
             original="BERT, RoBERTa, T5, classifiers on Llama, ... return a mean although they receive the "
             "number of items: loss and gradients grow with `gradient_accumulation_steps` and the "
             "number of processes (since "
@@ -94,7 +94,7 @@ class Behaviour:
             ours="the mean over the step's micro-batches and the processes, as one batch gives and as the start of a "
             'run says; `loss_weighting="original"` for the sum, `"batches"` for micro-batches that weigh alike',
         ),
-        Difference(
+        BehaviourDifference(
             original="an overridden `compute_loss`, a `compute_loss_func` or a module with `**kwargs` counts as "
             "divided by `num_items_in_batch` whether it uses the number or not: a mean grows with "
             "`gradient_accumulation_steps` and the number of processes",
@@ -105,33 +105,33 @@ class Behaviour:
             "`loss_is_scaled_for_ga` and `model_accepts_loss_kwargs` settle it beforehand, and `loss_weighting` says "
             "how a mean is weighted",
         ),
-        Difference(
+        BehaviourDifference(
             original="a `compute_loss_func` counts as divided by the number of items even if there is none, as the "
             'batches have no "labels": its means are added up',
             ours="without a number it is a mean",
         ),
     )
     gives_items_by_name: bool = _corrects(
-        Difference(
+        BehaviourDifference(
             original="a module whose `forward` names `num_items_in_batch` and has no `**kwargs` is not given it",
             ours="it is",
         )
     )
     resume_applies_new_settings: bool = _corrects(
-        Difference(
+        BehaviourDifference(
             original="a changed learning rate is ignored on a resume, and the schedule of a longer run jumps",
             ours="the new value takes effect, and is listed",
         )
     )
     resume_recomputes_intervals: bool = _corrects(
-        Difference(
+        BehaviourDifference(
             original="a resumed run keeps the intervals of its checkpoint, also where you pass others or train longer: "
             "`eval_steps=0.5` stays half of the shorter run",
             ours="the intervals that you pass; a share is of the length that the run has now",
         )
     )
     resume_of_finished_run_takes_no_step: bool = _corrects(
-        Difference(
+        BehaviourDifference(
             original="a resume of a run that has done all its steps trains one more, if they end within an epoch",
             ours="it trains none",
         )
@@ -139,14 +139,14 @@ class Behaviour:
     resume_continues_at_data_position: bool = _corrects(_DRAWS_OF_A_RESUME, _PASSES_OF_A_RESUME)
     resumed_stream_must_reach_position: bool = _corrects(_PASSES_OF_A_RESUME)
     keeps_eval_loader_per_dataset: bool = _corrects(
-        Difference(
+        BehaviourDifference(
             original="with `dataloader_persistent_workers`, `evaluate(other_dataset)` evaluates the first dataset "
             "again",
             ours="it evaluates the given dataset",
         )
     )
     resume_restores_callbacks: bool = _corrects(
-        Difference(
+        BehaviourDifference(
             original="without `restore_callback_states_from_checkpoint` a callback starts again on a resume: early "
             "stopping counts from 0",
             ours="it continues with its saved counters, and the settings that you pass; with the field, also with the "
@@ -154,20 +154,20 @@ class Behaviour:
         )
     )
     sortish_sampler_groups_by_length: bool = _corrects(
-        Difference(
+        BehaviourDifference(
             original="`sortish_sampler=True` has no effect",
             ours="samples of similar length go together",
         )
     )
     trains_incomplete_window: bool = _corrects(
-        Difference(
+        BehaviourDifference(
             original="if a stream ends within a window of `gradient_accumulation_steps`, or a sampler before its "
             "`len()`, its gradients stay for the next pass",
             ours="a step on the last window, as with a dataset",
         )
     )
     ended_pass_is_an_epoch: bool = _corrects(
-        Difference(
+        BehaviourDifference(
             original="a pass that ends before the `len()` of its stream is logged as a part of an epoch: "
             "4 of 16 batches as 0.25",
             ours="as the whole epoch that it was: 1.0",
@@ -176,13 +176,13 @@ class Behaviour:
     evaluates_incomplete_batch: bool = _corrects(_DROP_LAST)
     drop_last_applies_to_streams: bool = _corrects(_DROP_LAST)
     limits_every_generated_batch: bool = _corrects(
-        Difference(
+        BehaviourDifference(
             original="with `predict_with_generate` and no length, the first batch has 21 tokens and all others 20",
             ours="all have 20",
         )
     )
     removes_prompts_from_predictions: bool = _corrects(
-        Difference(
+        BehaviourDifference(
             original="with a decoder-only model, predictions of `Seq2SeqTrainer` begin with the input, and "
             "continue after the answer if the input has one",
             ours="the model is given the prompt, and predictions are its continuation; as with transformers under "
@@ -190,7 +190,7 @@ class Behaviour:
         )
     )
     generating_evaluations_use_compute_loss: bool = _corrects(
-        Difference(
+        BehaviourDifference(
             original="with `predict_with_generate`, `eval_loss` is the model's own loss, also where training uses an "
             "overridden `compute_loss` or `compute_loss_func`, and label smoothing does not shift the labels of a "
             "causal model",
@@ -198,66 +198,66 @@ class Behaviour:
         )
     )
     evaluates_in_dataset_order: bool = _corrects(
-        Difference(
+        BehaviourDifference(
             original="with `group_by_length`, predictions come in an order drawn at random",
             ours="in the order of the data",
         )
     )
     weighs_eval_batches_by_rows: bool = _corrects(
-        Difference(
+        BehaviourDifference(
             original='with `include_for_metrics=["loss"]` and `Seq2SeqTrainer`, a dataloader of your own, or a stream '
             "without a length under `dispatch_batches=False`, a loss for each place in the batches",
             ours="for each sample",
         )
     )
     skips_nonfinite_steps: bool = _corrects(
-        Difference(
+        BehaviourDifference(
             original="a step with NaN in loss or gradient makes all weights NaN",
             ours='the step is skipped, and named at the next log; `on_nonfinite="ignore"` updates, as transformers '
             "does",
         )
     )
     measured_gradients_stay: bool = _corrects(
-        Difference(
+        BehaviourDifference(
             original="with `max_grad_norm=0`, one gradient that is not finite makes all gradients NaN: the norm is "
             "measured by clipping to infinity",
             ours="the norm is measured, and gradients stay as they are",
         )
     )
     early_stopping_counts_nan_before_first_best: bool = _corrects(
-        Difference(
+        BehaviourDifference(
             original="early stopping ignores NaN until the first number",
             ours="NaN and None do not count as an improvement and are never the best",
         )
     )
     reads_length_column_before_removal: bool = _corrects(
-        Difference(
+        BehaviourDifference(
             original="the column of `length_column_name` is used only if the model takes it, or with "
             "`remove_unused_columns=False`",
             ours="it is used; the samples are measured if it lacks numbers",
         )
     )
     sends_seed_and_epoch_to_workers: bool = _corrects(
-        Difference(
+        BehaviourDifference(
             original="random draws of a collator or a dataset in a worker process depend on the number of "
             "workers, and differ after a resume",
             ours="each batch has its own seed: the same numbers with any number of workers, and on a resume",
         ),
-        Difference(
+        BehaviourDifference(
             original="workers that persist keep the epoch in which they were started, so a resume trains on other "
             "samples",
             ours="each epoch is given to them",
         ),
     )
     evaluation_restores_precision: bool = _corrects(
-        Difference(
+        BehaviourDifference(
             original="`evaluate()` or `predict()` with `bf16_full_eval` leaves the model in half precision, and a "
             "`train()` after it trains so",
             ours="the weights are as before",
         )
     )
     rehearses_evaluation: bool = _corrects(
-        Difference(
+        BehaviourDifference(
             original="`compute_metrics` is called by evaluations alone; a missing metric ends the run at the first of "
             "them",
             ours="with `eval_strategy`, it is called once more before step 1, with one batch, as a line at the start "
@@ -265,25 +265,25 @@ class Behaviour:
         )
     )
     configures_new_models: bool = _corrects(
-        Difference(
+        BehaviourDifference(
             original="with `model_init`, `generation_config` is lost when training begins",
             ours="each new model has it",
         ),
-        Difference(
+        BehaviourDifference(
             original="with `model_init`, the model that is trained has not the `use_cache` of the arguments, but its "
             "own: most models with attention are trained with a cache, which takes memory and rounds differently",
             ours="each new model has the one of the arguments",
         ),
     )
     autocasts_fp16_on_cpu: bool = _corrects(
-        Difference(
+        BehaviourDifference(
             original="`fp16=True` has no effect on the CPU",
             ours="autocast to fp16, with a loss scaler",
         )
     )
 
 
-def differences() -> list[Difference]:
+def differences() -> list[BehaviourDifference]:
     """Returns each difference that `reproduce` restores once, in the order of the page."""
     of_fields = (one.metadata["differences"] for one in fields(Behaviour))
     return list(dict.fromkeys(difference for declared in of_fields for difference in declared))

@@ -10,7 +10,7 @@ from typing import Any
 from trainwright.config.aliases import (
     APEX,
     Accepted,
-    Entry,
+    DictKey,
     Given,
     Honoured,
     Item,
@@ -23,10 +23,10 @@ from trainwright.config.aliases import (
 )
 from trainwright.config.coerce import coerce
 from trainwright.config.fields import SETTINGS, OlderFields
-from trainwright.config.words import hint_for_argument
+from trainwright.config.vocabulary import hint_for_argument
 from trainwright.errors import ArgumentError, LegacyNameWarning
 
-TAKING_IN = (Entry, Item, Organization)  # translated last, because they add to the values of the others
+TAKING_IN = (DictKey, Item, Organization)  # translated last, because they add to the values of the others
 
 _SHARDED = "FairScale is not used; torch shards models itself"
 _NATIVE = ("auto", "cuda_amp", "cpu_amp", "amp")
@@ -127,4 +127,4 @@ def _meaning_for(args: Any, name: str, value: Any) -> dict[str, Any]:
         return {row.new: SETTINGS[row.new].default}
     if isinstance(row, Item):
         return {row.new: [item for item in getattr(args, row.new) if item != row.item]}
-    return {row.new: {**read_entries(getattr(args, row.new) or {}), row.key: value}} if isinstance(row, Entry) else {}
+    return {row.new: {**read_entries(getattr(args, row.new) or {}), row.key: value}} if isinstance(row, DictKey) else {}

@@ -12,7 +12,7 @@ class ExplicitEnum(str, Enum):  # noqa: UP042
 
     @classmethod
     def _missing_(cls, value: object) -> NoReturn:
-        from trainwright.config.words import hint_for_value  # a table that only a mistake needs
+        from trainwright.config.vocabulary import hint_for_value  # a table that only a mistake needs
 
         allowed = [str(member.value) for member in cls]
         guess = hint_for_value(value, allowed)

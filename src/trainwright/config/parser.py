@@ -30,7 +30,7 @@ from typing import (
 from trainwright.config.deprecated import OLD_FLAGS, OLD_NAMES, OLD_NUMBERS, unknown_message
 from trainwright.config.fields import SETTINGS
 from trainwright.config.summary import grouped
-from trainwright.config.words import hint_for_argument
+from trainwright.config.vocabulary import hint_for_argument
 from trainwright.errors import ArgumentError, excerpt
 from trainwright.support.door import parse_json, read_settings
 

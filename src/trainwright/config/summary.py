@@ -21,7 +21,7 @@ from trainwright.config.fields import (
     ALIASES,
     GROUPS,
     SETTINGS,
-    batch_formers,
+    batching_fields,
     get_value,
     read_defaults,
     redeclared_fields,
@@ -210,7 +210,7 @@ def run_summary(
     if batch_size is not None:
         size = str(batch_size)
         num_samples = batch_size * plan.micro_batches * num_replicas * max(args.n_gpu, 1)
-    total = f"{', about' if batch_formers(args) else ' ='} {counted(num_samples, 'sample')} a step"
+    total = f"{', about' if batching_fields(args) else ' ='} {counted(num_samples, 'sample')} a step"
     batch = f"{size} per device x {plan.micro_batches} accumulated x {_replicas(args, num_replicas)}{total}"
     warmup = f"{counted(args.get_warmup_steps(plan.max_steps), 'warm-up step')}, on {device}"
     lines = _lines(args, batch=batch, length=_length(args, plan), warmup=warmup, steps=state)
@@ -250,7 +250,7 @@ def arguments_summary(args: Arguments) -> list[str]:
     total = f" = {counted(args.per_device_train_batch_size * micro_batches * args.world_size, 'sample')} a step"
     processes = counted(args.world_size, "process")
     batch = (
-        f"{_batch(args)} per device x {micro_batches} accumulated x {processes}{'' if batch_formers(args) else total}"
+        f"{_batch(args)} per device x {micro_batches} accumulated x {processes}{'' if batching_fields(args) else total}"
     )
     warmup = f"{counted(args.warmup_steps, 'warm-up step')},"
     if 0 < args.warmup_steps < 1:
@@ -298,7 +298,7 @@ FOLLOW_EVALUATIONS = ("reduce_lr_on_plateau", "greedy")
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class SettingDifference:
     """An argument with another value now than in the checkpoint."""
 
     name: str
@@ -314,16 +314,16 @@ def _effect(name: str) -> str | None:
     return SETTINGS[name].on_resume if name in SETTINGS else HERE
 
 
-def diff_args(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
+def diff_args(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[SettingDifference]:
     """The arguments that both have, with different values, in the order of the fields."""
     return [
-        Difference(name, before[name], value)
+        SettingDifference(name, before[name], value)
         for name, value in now.items()
         if name in before and _effect(name) is not PER_START and not _is_same(before[name], value)
     ]
 
 
-def impossible_changes(found: list[Difference], *, has_own_optimizer: bool) -> Iterator[str]:
+def impossible_changes(found: list[SettingDifference], *, has_own_optimizer: bool) -> Iterator[str]:
     """Differences that no resume can carry out, in words."""
     for one in found:
         if one.name == "optim" and not has_own_optimizer and _family(one.before) != _family(one.now):

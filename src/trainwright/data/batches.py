@@ -166,7 +166,7 @@ class EpochBatches(Sampler[Indices]):
             drawn = self.order_epoch(self.epoch).draw(self.epoch)
             self._prepared = None if drawn is None else itertools.islice(drawn, self.first_sample, None)
 
-    def keep_rest(self) -> None:
+    def save_remaining(self) -> None:
         """Starts the next iteration with the indices in `ahead`, if the order cannot be recomputed."""
         if self.ahead is not None:
             self._prepared = itertools.chain(list(itertools.chain.from_iterable(self.ahead)), self._source)

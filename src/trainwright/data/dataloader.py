@@ -76,7 +76,7 @@ def build_whole(dataset: DatasetLike, plan: LoaderPlan, *, sampler: Any, collate
 
 
 def _stream_dataloader(
-    dataset: DatasetLike, plan: LoaderPlan, former: BatchFormer | None, collate: Collate, exchange: RankExchange | None
+    dataset: DatasetLike, plan: LoaderPlan, batcher: BatchFormer | None, collate: Collate, exchange: RankExchange | None
 ) -> StreamDataLoader:
     from trainwright.data.streaming.reader import StreamDataLoader, StreamItems, WithOrigin
     from trainwright.data.streaming.stream_state import WHOLE, check_is_whole, split_for
@@ -91,11 +91,11 @@ def _stream_dataloader(
         share = RankShare(batch_size=plan.batch_size)
     items = StreamItems(
         dataset,
-        share if former is None else replace(share, batch_size=1),
+        share if batcher is None else replace(share, batch_size=1),
         drop_last=plan.drop_last and plan.behaviour.drop_last_applies_to_streams,
         seed=plan.seed,
         seeds_always=plan.seed_samples,
-        former=former,
+        batcher=batcher,
         split=split,
         must_reach_start=plan.behaviour.resumed_stream_must_reach_position,
         seeds_workers=plan.behaviour.sends_seed_and_epoch_to_workers,

@@ -261,7 +261,7 @@ class Loader:
         """Yields the rest of the current epoch as a resume would fetch it, ignoring batches fetched ahead."""
         self._resumed = self.state()
         now = self._random_state()
-        self.position.keep_rest()
+        self.position.save_remaining()
         return self.epoch(epoch, skip_batches=skip_batches, after_first=lambda: self._set_random_state(now))
 
     def _states_now(self) -> RandomStates:

@@ -113,7 +113,7 @@ class LoaderPosition(ABC):
         """
         return batches
 
-    def keep_rest(self) -> None:  # noqa: B027
+    def save_remaining(self) -> None:  # noqa: B027
         """Makes the next `open` return the rest of the current epoch, in its order."""
 
     def begin_window(self) -> None:  # noqa: B027
@@ -221,8 +221,8 @@ class IndexedPosition(LoaderPosition):
         batch = self._sent.popleft()
         return batch[0] if self._gives_groups else batch
 
-    def keep_rest(self) -> None:
-        self._batches.keep_rest()
+    def save_remaining(self) -> None:
+        self._batches.save_remaining()
 
     def exclude(self, sample_filter: SampleFilter, num_samples: int) -> None:
         if not all(isinstance(sample, int) for sample in sample_filter.samples):

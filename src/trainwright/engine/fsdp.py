@@ -103,7 +103,7 @@ class FSDP2Engine(FSDPEngine):
             sharded = self.setup_for_evaluation(model)
             return sharded, make_optimizer(sharded)
         optimizer = make_optimizer(model)
-        with self._earlier.exchanged(optimizer, model):
+        with self._earlier.exchanged_gradients(optimizer, model):
             sharded = self.setup_for_evaluation(model)
         step_each_kind(optimizer)
         return sharded, optimizer

@@ -163,11 +163,11 @@ class EarlierParameters:
 
     def exchange(self, optimizer: Optimizer, model: nn.Module) -> None:
         """Gives an optimizer the parameters that a model has now in place of earlier ones."""
-        with self.exchanged(optimizer, model):
+        with self.exchanged_gradients(optimizer, model):
             pass
 
     @contextmanager
-    def exchanged(self, optimizer: Optimizer, model: nn.Module) -> Iterator[None]:
+    def exchanged_gradients(self, optimizer: Optimizer, model: nn.Module) -> Iterator[None]:
         """Gives an optimizer the parameters that a model has at the end of the context, in place of earlier ones.
 
         Within the context it holds none of the model's, so that sharding frees whole parameters one after the other.
@@ -226,7 +226,7 @@ class TensorParallelEngine(ShardedEngine):
         summed = summed_parameters(model)
         self._sums = bool(summed)
         own = [p for p in summed if not spans_replicas(p, self._parallel.tp)]
-        self._apart = GradientsApart(own) if own else NO_CONTEXT
+        self._apart = UnreducedGradients(own) if own else NO_CONTEXT
 
     def accumulate(self, model: nn.Module, *, sync: bool) -> AbstractContextManager[Any]:
         super().accumulate(model, sync=sync or self._sums)
@@ -262,7 +262,7 @@ class TensorParallelEngine(ShardedEngine):
         return False  # processes that share layers need the same batch
 
 
-class GradientsApart(AbstractContextManager[None]):
+class UnreducedGradients(AbstractContextManager[None]):
     """Sets the gradients of earlier micro-batches aside during a backward pass, and adds them up after it.
 
     In tensor parallelism each process computes a part of the gradient of some whole weights, such as the norms of the

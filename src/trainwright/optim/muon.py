@@ -79,7 +79,7 @@ class MatrixMuon(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        shared_out: dict[tuple[DeviceMesh, int], list[Update]] = {}
+        shared_out: dict[tuple[DeviceMesh, int], list[MuonUpdate]] = {}
         for update in self._updates():
             place = update.find_cut()
             if update.is_local:
@@ -89,11 +89,11 @@ class MatrixMuon(Optimizer):
             else:
                 shared_out.setdefault(place, []).append(update)
         for (mesh, mesh_dim), updates in shared_out.items():
-            for update, direction in zip(updates, exchanged(updates, mesh, mesh_dim), strict=True):
+            for update, direction in zip(updates, sharded_directions(updates, mesh, mesh_dim), strict=True):
                 update.apply(direction)
         return loss
 
-    def _updates(self) -> Iterator[Update]:
+    def _updates(self) -> Iterator[MuonUpdate]:
         """Yields all updates of a step, with the momentum of the parts that this process has."""
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -106,11 +106,11 @@ class MatrixMuon(Optimizer):
                 average = local_part(state["momentum_buffer"])
                 average.lerp_(gradient, 1 - group["momentum"])
                 part = gradient.lerp(average, group["momentum"]) if group["nesterov"] else average
-                yield Update(parameter, part, group)
+                yield MuonUpdate(parameter, part, group)
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class MuonUpdate:
     """An update on its way.
 
     Attributes:
@@ -211,7 +211,7 @@ class Update:
         return rates.repeat_interleave(torch.tensor(widths))
 
 
-def exchanged(updates: Sequence[Update], mesh: DeviceMesh, mesh_dim: int) -> list[torch.Tensor]:
+def sharded_directions(updates: Sequence[MuonUpdate], mesh: DeviceMesh, mesh_dim: int) -> list[torch.Tensor]:
     """Returns this process's part of the direction of each matrix, all of which are cut over one mesh dimension.
 
     Each matrix is put together by its owner, and the directions are cut again: two exchanges of all parts.

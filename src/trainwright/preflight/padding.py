@@ -60,7 +60,7 @@ class StepCost:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class BatchSplit:
     """Micro-batches of a step, and its time relative to no split."""
 
     num_groups: int
@@ -118,7 +118,7 @@ def split_tokens(lengths: Lengths, window: int, num_groups: int, processes: int)
 
 def best_split(
     lengths: Lengths, *, batch_size: int, micro_batches: int, cost: StepCost, processes: int = 1
-) -> Split | None:
+) -> BatchSplit | None:
     """Returns the fastest split of a step; None if no split is faster.
 
     Args:
@@ -130,12 +130,12 @@ def best_split(
     """
     window = batch_size * micro_batches * processes
     plain_s = cost.seconds(micro_batches, step_tokens(lengths, batch_size, micro_batches, processes))
-    found = [Split(micro_batches, 1.0)]
+    found = [BatchSplit(micro_batches, 1.0)]
     for parts in PARTS:
         if batch_size % parts == 0 and batch_size > parts:
             num_groups = micro_batches * parts
             seconds = cost.seconds(num_groups, split_tokens(lengths, window, num_groups, processes))
-            found.append(Split(num_groups, seconds / plain_s if plain_s else 1.0))
+            found.append(BatchSplit(num_groups, seconds / plain_s if plain_s else 1.0))
     least = min(split.ratio for split in found)
     chosen = next(split for split in found if split.ratio <= least + SIMILAR)
     return None if chosen.num_groups == micro_batches else chosen

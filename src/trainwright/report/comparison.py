@@ -9,7 +9,7 @@ from itertools import combinations
 from pathlib import Path
 
 from trainwright.journal.record import Record, read
-from trainwright.report.page import NUM_POINTS, Curve, Mark, document, figure, grid, readable, table
+from trainwright.report.page import NUM_POINTS, Curve, Marker, document, figure, grid, readable, table
 from trainwright.report.run_page import NOT_DRAWN, facts
 from trainwright.report.run_table import OTHER_ROWS, differing_arguments, is_comparable
 
@@ -26,7 +26,7 @@ def read_runs(runs: Sequence[str | Path]) -> dict[str, Record]:
 def comparison(records: dict[str, Record], *, tolerance: float = TOLERANCE) -> str:
     """Returns the page as text."""
     parting = first_difference(records, tolerance)
-    marks = [] if parting is None else [Mark(parting, "the losses part")]
+    marks = [] if parting is None else [Marker(parting, "the losses part")]
     names = dict.fromkeys(name for record in records.values() for name in record.values)
     shared = [
         name
@@ -86,7 +86,7 @@ def comparison(records: dict[str, Record], *, tolerance: float = TOLERANCE) -> s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parting:
+class LossDivergence:
     """First difference of the losses of two runs."""
 
     runs: tuple[str, str]
@@ -103,7 +103,7 @@ class Parting:
         return f"part at step {self.parts_at_step}: {self.losses[0]:.7g} and {self.losses[1]:.7g}"
 
 
-def partings(records: dict[str, Record], tolerance: float = TOLERANCE) -> list[Parting]:
+def partings(records: dict[str, Record], tolerance: float = TOLERANCE) -> list[LossDivergence]:
     """Returns for each pair of runs where their losses part: by more than `tolerance`, relative."""
     series = {name: dict(zip(*record.series("loss"), strict=True)) for name, record in records.items()}
     found = []
@@ -113,7 +113,7 @@ def partings(records: dict[str, Record], tolerance: float = TOLERANCE) -> list[P
         differing = (step for step in shared if not _is_same(one[step], other[step], tolerance))
         step = next(differing, None)
         losses = None if step is None else (one[step], other[step])
-        found.append(Parting(runs=pair, num_shared_steps=len(shared), parts_at_step=step, losses=losses))
+        found.append(LossDivergence(runs=pair, num_shared_steps=len(shared), parts_at_step=step, losses=losses))
     return found
 
 

@@ -44,7 +44,7 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class Marker:
     """An event at a step; the page knows how to draw "checkpoint", "best checkpoint", "resumed" and "incident"."""
 
     step: float
@@ -133,7 +133,7 @@ def figure(
     title: str,
     curves: Sequence[Curve],
     *,
-    marks: Sequence[Mark] = (),
+    marks: Sequence[Marker] = (),
     is_wide: bool = False,
     explains: bool = False,
     height: int = 220,

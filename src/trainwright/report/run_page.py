@@ -16,7 +16,7 @@ from trainwright.journal.record import Record, flat, number, read
 from trainwright.report.page import (
     NUM_POINTS,
     Curve,
-    Mark,
+    Marker,
     card,
     document,
     figure,
@@ -201,7 +201,7 @@ def warnings(record: Record) -> list[Entry]:
     return [entry for entry in record.warnings() if entry["text"] not in told]
 
 
-def marks(record: Record) -> list[Mark]:
+def marks(record: Record) -> list[Marker]:
     """Returns the events of a run that its curves show."""
     saves = record.of("save")
     resumes = record.of("resume")
@@ -211,10 +211,10 @@ def marks(record: Record) -> list[Mark]:
         for save in saves
     ]
     return [
-        *(Mark(step, kind) for kind, step in kinds),
-        *(Mark(entry["step"], "resumed") for entry in resumes),
-        *(Mark(entry["step"], "command", entry["text"][:160]) for entry in record.of("command")),
-        *(Mark(entry["step"], "incident", entry["text"][:160]) for entry in incidents(record) if "step" in entry),
+        *(Marker(step, kind) for kind, step in kinds),
+        *(Marker(entry["step"], "resumed") for entry in resumes),
+        *(Marker(entry["step"], "command", entry["text"][:160]) for entry in record.of("command")),
+        *(Marker(entry["step"], "incident", entry["text"][:160]) for entry in incidents(record) if "step" in entry),
     ]
 
 

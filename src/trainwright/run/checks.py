@@ -24,7 +24,7 @@ from trainwright._types import (
 from trainwright.capability_table import RESERVED_NAMES
 from trainwright.config import resolve
 from trainwright.config.enums import word
-from trainwright.config.fields import batch_formers
+from trainwright.config.fields import batching_fields
 from trainwright.config.plans import StepPlan
 from trainwright.config.rules.start import needs_length
 from trainwright.data.row_names import row_names
@@ -175,7 +175,7 @@ def check_datasets(
             "but there is no eval_dataset. Pass one, or set eval_strategy='no'."
         )
     check_form(args, train_dataset)
-    is_formed_stream = bool(batch_formers(args)) and isinstance(train_dataset, IterableDataset)
+    is_formed_stream = bool(batching_fields(args)) and isinstance(train_dataset, IterableDataset)
     has_known_end = has_length(train_dataset) and not is_formed_stream
     if train_dataset is None or has_known_end or args.max_steps > 0:
         return
@@ -183,7 +183,7 @@ def check_datasets(
     if needs is not None:
         what = "without a length"
         if is_formed_stream:
-            what = f"read as a stream with {batch_formers(args)[0]}"
+            what = f"read as a stream with {batching_fields(args)[0]}"
         raise DataError(
             f"train_dataset is a {type(train_dataset).__name__} {what} and max_steps={args.max_steps}, so "
             f"the number of steps is unknown, but {needs} needs it. Set max_steps, or pass a dataset with __len__, "

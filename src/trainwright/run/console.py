@@ -10,7 +10,7 @@ from typing import Any
 
 from trainwright._types import Model, counted, is_instance_of, printable
 from trainwright.config import rules
-from trainwright.config.fields import batch_formers, get_value
+from trainwright.config.fields import batching_fields, get_value
 from trainwright.config.plans import StepPlan
 from trainwright.config.rules.stages import RunFacts
 from trainwright.data.sources import list_handlers
@@ -80,7 +80,7 @@ def _batch_size_in_force(args: Any, loader: object, state: TrainerState, *, num_
     A library may change `per_device_train_batch_size` after construction, which does not affect the trainer's own
     loader, or make a loader itself.
     """
-    if batch_formers(args):
+    if batching_fields(args):
         return None
     devices = max(args.n_gpu, 1)
     size = (state.train_batch_size or args.train_batch_size) // devices

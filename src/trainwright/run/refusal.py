@@ -42,7 +42,7 @@ def with_known_keywords(init: Callable[Concatenate[T, P], None]) -> Callable[Con
     def checked(self: T, /, *args: P.args, **kwargs: P.kwargs) -> None:
         unknown = [name for name in kwargs if name not in parameters]
         if unknown:
-            from trainwright.config.words import hint_for_keyword  # a table that only a mistake needs
+            from trainwright.config.vocabulary import hint_for_keyword  # a table that only a mistake needs
 
             hints = {name: hint_for_keyword(name, parameters, SETTINGS) for name in unknown}
             raise UnknownArgumentError(

@@ -32,7 +32,7 @@ from trainwright.state.trainer_state import TrainerState
 from trainwright.support.replaced import current
 
 if TYPE_CHECKING:
-    from trainwright.config.summary import Difference
+    from trainwright.config.summary import SettingDifference
 
 logger = logging.getLogger(__name__)
 
@@ -426,7 +426,7 @@ class CheckpointArguments:
 
     step: int  # at which it was written
     num_steps: int  # its planned length, in optimizer steps
-    differences: list[Difference]  # arguments that now have another value
+    differences: list[SettingDifference]  # arguments that now have another value
 
 
 def load_checkpoint_args(checkpoint: Checkpoint, args: Any, *, has_own_optimizer: bool) -> CheckpointArguments:
@@ -460,7 +460,7 @@ def apply_new_settings(
 
     `asked` are both as made from the arguments, before loading; `is_own` is a schedule that is not ours.
     """
-    from trainwright.config.summary import Difference
+    from trainwright.config.summary import SettingDifference
 
     if then.num_steps < then.step:
         logger.warning(
@@ -478,7 +478,7 @@ def apply_new_settings(
     rate = schedules.changed_rate(optimizer, asked)
     if rate is not None and "learning_rate" not in changed:  # another trainer's checkpoint, or a user's optimizer
         changed["learning_rate"] = rate
-        lines.append(str(Difference("learning_rate", *rate)))
+        lines.append(str(SettingDifference("learning_rate", *rate)))
     schedules.apply_changes(optimizer, scheduler, asked, changed)
     others = [*schedules.find_unasked_settings(optimizer, scheduler, asked), *others]
     if others and args.should_log:
@@ -551,7 +551,7 @@ def continue_schedule(scheduler: Any, args: Any, *, before: int, now: int, is_ne
     schedules.continue_towards(scheduler, build, before=before, now=now, is_new=is_new, cooldown=cooldown)
 
 
-def check_cooldown_alone(cooldown: str | None, changed: Sequence[Difference]) -> None:
+def check_cooldown_alone(cooldown: str | None, changed: Sequence[SettingDifference]) -> None:
     """Raises ArgumentError for a cooldown together with another schedule: it begins at the rate of the checkpoint's."""
     if cooldown is None or not changed:
         return

@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 Forward = Callable[[Any, Batch], Any]
 
 
-class LossQuestion(Protocol):
+class LossQuestioner(Protocol):
     """Finds out whether the user's own loss is a mean; see `capabilities.loss_question`."""
 
     def ask(
@@ -139,7 +139,7 @@ class Run:
         self.loader: Loader | None = None
         self.batch_size = 0
         self.loss_rule: LossRule | None = None
-        self.loss_question: LossQuestion | None = None
+        self.loss_question: LossQuestioner | None = None
         self.pending_actions = PendingActions()
         self.checkpoint: Checkpoint | None = None
         self.begins_branch = False
@@ -571,7 +571,7 @@ class Run:
         fresh: Callable[[], Forward] | None = getattr(self.forward, "fresh", None)
         return self.forward if fresh is None else fresh()
 
-    def weigh(
+    def scale_loss(
         self, output: LossOutput, rule: LossRule, batch: Batch, num_items: Any, *, engine: Engine, micro_batches: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the loss to differentiate, and its share of the window, logged until the window's items are known."""

@@ -64,7 +64,7 @@ class Interrupts:
         self.meeting: InterruptSync | None = None  # agreement of the processes; None: this process ends by itself
         self._is_open = False
         self._is_handed_on = False
-        self._request: Request | None = None  # the signal of this process that the run has to obey
+        self._request: StopRequest | None = None  # the signal of this process that the run has to obey
         self._seen: dict[int, float] = {}  # signals to this process, and when each came first
         self._grace_s = 0.0
         self._lost: Callable[[], str] = str
@@ -145,7 +145,7 @@ class Interrupts:
         """Names the steps that are lost if the process ends at once."""
         return self._lost()
 
-    def note(self, request: Request, now: float) -> None:
+    def note(self, request: StopRequest, now: float) -> None:
         """Remembers a signal; of several processes, the others are notified."""
         self._seen.setdefault(request.number, now)
         if self.received is not None or self._is_handed_on:
@@ -179,7 +179,7 @@ class Interrupts:
 
 
 @dataclass(eq=False, slots=True)
-class Request:
+class StopRequest:
     """One signal, as all runs that were alive when it came know it."""
 
     number: int
@@ -239,7 +239,7 @@ class HandlerTable:
             if listener.ends_at_once(number, now):
                 end_at_once(number, listener.lost())
                 return
-        request = Request(number)
+        request = StopRequest(number)
         for listener in self.live:
             listener.note(request, now)
         self.tolerate_dead_workers()

@@ -27,7 +27,7 @@ STAGES = {
 }
 
 
-class DeviceMemory(Protocol):
+class AllocatorStatistics(Protocol):
     """Statistics of the allocator of a device."""
 
     @property
@@ -62,7 +62,7 @@ class TrainerMemoryTracker(Counterpart, original="transformers.trainer_utils"):
 
     stages = STAGES
 
-    def __init__(self, skip_memory_metrics: bool = False, device_memory: DeviceMemory | None = None) -> None:
+    def __init__(self, skip_memory_metrics: bool = False, device_memory: AllocatorStatistics | None = None) -> None:
         self.skip_memory_metrics = skip_memory_metrics
         self._device = device_memory
         self.cur_stage: str | None = None

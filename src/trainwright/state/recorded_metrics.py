@@ -83,7 +83,7 @@ class OnDevice(int):
     """Position of a number on the device."""
 
 
-class Entry(NamedTuple):
+class RecordedNumber(NamedTuple):
     """A recorded number."""
 
     name: str
@@ -119,7 +119,7 @@ class RecordedMetrics:
         self._device = torch.device(device)
         self._dtype = widest_float(self._device)
         self._reductions: dict[str, str] = {}
-        self._entries: list[Entry] = []
+        self._entries: list[RecordedNumber] = []
         self._scalars: list[torch.Tensor] = []
         self._packed: list[torch.Tensor] = []
         self._totals: dict[str, Total] = {}
@@ -152,7 +152,7 @@ class RecordedMetrics:
         if self.on_first is not None:
             self.on_first()
             self.on_first = None
-        self._entries.append(Entry(name, step, number, weighing))
+        self._entries.append(RecordedNumber(name, step, number, weighing))
         self._reductions[name] = reduce
 
     def add_from_collator(self, metrics: object, *, step: int = 0, share: float = 1.0) -> None:

@@ -20,7 +20,7 @@ class HangsError(TimeoutError):
     """A call has not returned in time; a second attempt would wait as long."""
 
 
-class _Call(Generic[T]):
+class _TimedCall(Generic[T]):
     """A call on a thread of its own, which is left to itself if it does not return."""
 
     def __init__(self, call: Callable[[], T]) -> None:
@@ -58,7 +58,7 @@ def within(seconds: float, call: Callable[[], object]) -> bool:
 
     Whatever the function raises is lost.
     """
-    return _Call(call).ends_within(seconds)
+    return _TimedCall(call).ends_within(seconds)
 
 
 def call_within(seconds: float, call: Callable[[], T], *, what: str) -> T:
@@ -67,7 +67,7 @@ def call_within(seconds: float, call: Callable[[], T], *, what: str) -> T:
     Raises:
         HangsError: it has not returned in time, and is left to itself; the text has `what` was waited for.
     """
-    made = _Call(call)
+    made = _TimedCall(call)
     if not made.ends_within(seconds):
         raise HangsError(f"{what} has not answered for {seconds:g} s")
     return made.result()

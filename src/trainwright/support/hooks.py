@@ -223,7 +223,7 @@ def takes_metrics_too(hook: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def left_out(function: object) -> Sequence[str]:
+def missing_names(function: object) -> Sequence[str]:
     """Parameters of a hook that an override with an older signature is not given."""
     left = getattr(function, "left_out", ())
     # a mock has every attribute

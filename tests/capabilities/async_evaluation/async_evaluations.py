@@ -13,7 +13,7 @@ import torch
 
 from trainwright import EarlyStoppingCallback, Trainer, TrainerCallback
 from trainwright.capabilities.async_evaluation.process import opened
-from trainwright.capabilities.async_evaluation.requests import Request, Requests, Result
+from trainwright.capabilities.async_evaluation.requests import EvaluationRequest, Requests, Result
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.run.thaw import thaw
 
@@ -107,7 +107,7 @@ class Held(TrainerCallback):
     def find_problem(self, seconds: float) -> str | None:
         return ""
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: EvaluationRequest) -> None:
         if request.step in self.lost:
             result: Result | None = Result(missing="it was lost")
         else:

@@ -24,7 +24,7 @@ import torch
 from trainwright import TrainerCallback
 from trainwright.capabilities.async_evaluation import capability, evaluators
 from trainwright.capabilities.async_evaluation.extension import AsyncEvaluation
-from trainwright.capabilities.async_evaluation.requests import EVALUATE, SIGNS, Request, Requests, Result
+from trainwright.capabilities.async_evaluation.requests import EVALUATE, SIGNS, EvaluationRequest, Requests, Result
 from trainwright.capabilities.async_evaluation.watcher import Watcher
 from trainwright.capabilities.mirror.remote import RemoteStore
 from trainwright.errors import ArgumentError, CheckpointError, ProcessFailedError
@@ -148,7 +148,7 @@ def speaker(folder: Path, *, dies: bool = False, command: str = sys.executable) 
 
 
 def asked(process: evaluators.EvaluationProcess, folder: Path, step: int) -> list[tuple[str, Result]]:
-    request = Request(name=f"step-{step}", step=step, epoch=0.0, max_steps=8)
+    request = EvaluationRequest(name=f"step-{step}", step=step, epoch=0.0, max_steps=8)
     Requests(folder).begin(request.name)
     process.submit(request)
     until(lambda: process.num_open == 0)
@@ -688,7 +688,7 @@ def test_the_claim_of_a_watcher_that_is_gone_is_taken_over(
     monkeypatch.setattr("trainwright.capabilities.async_evaluation.watcher.LOOKS_EVERY_S", 0.001)
     requests = Requests(tmp_path)
     requests.open(is_fresh=True)
-    request = Request(name=requests.new_name(2), step=2, epoch=0.5, max_steps=8)
+    request = EvaluationRequest(name=requests.new_name(2), step=2, epoch=0.5, max_steps=8)
     requests.begin(request.name)
     (requests.place(request.name) / "eval").mkdir()
     requests.submit(request)
@@ -712,9 +712,9 @@ def test_a_result_that_is_none_is_told_and_never_believed(content: str, tmp_path
 
 @pytest.mark.parametrize("values", [{}, {"name": "../../x"}, {"name": "a", "step": "2"}])
 def test_a_request_that_is_none_is_not_read(values: dict[str, Any], tmp_path: Path) -> None:
-    whole = Request(name="step-1-a", step=1, epoch=0.5, max_steps=2).to_dict()
+    whole = EvaluationRequest(name="step-1-a", step=1, epoch=0.5, max_steps=2).to_dict()
     with pytest.raises(ValueError, match="not a request for an evaluation"):
-        Request.from_dict({**whole, **values} if values else {})
+        EvaluationRequest.from_dict({**whole, **values} if values else {})
 
 
 @pytest.mark.slow  # two commands and a model of transformers
@@ -847,7 +847,7 @@ def test_the_end_of_a_run_ends_the_process_and_its_children(kind: str, is_stoppe
     process = holder(tmp_path, kind)
     process.start()
     if kind == "never done":
-        process.submit(Request(name="step-2", step=2, epoch=0.0, max_steps=8))
+        process.submit(EvaluationRequest(name="step-2", step=2, epoch=0.0, max_steps=8))
     until(lambda: held_pids(tmp_path) != [])
     [held_pid] = held_pids(tmp_path)
     if is_stopped:
@@ -1038,14 +1038,14 @@ BAD_REQUESTS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("values", BAD_REQUESTS, ids=lambda values: str(values)[:40])
 def test_a_request_with_another_value_is_none(values: dict[str, Any]) -> None:
-    whole = Request(name="step-1-a", step=1, epoch=0.5, max_steps=2).to_dict()
-    assert Request.from_dict(whole) == Request(name="step-1-a", step=1, epoch=0.5, max_steps=2)
+    whole = EvaluationRequest(name="step-1-a", step=1, epoch=0.5, max_steps=2).to_dict()
+    assert EvaluationRequest.from_dict(whole) == EvaluationRequest(name="step-1-a", step=1, epoch=0.5, max_steps=2)
     with pytest.raises(ValueError, match="not a request for an evaluation"):
-        Request.from_dict({**whole, **values})
+        EvaluationRequest.from_dict({**whole, **values})
 
 
 def hostile_states(victim: Path) -> dict[str, Any]:
-    whole = Request(name="step-2-0badcafe", step=2, epoch=0.5, max_steps=STEPS).to_dict()
+    whole = EvaluationRequest(name="step-2-0badcafe", step=2, epoch=0.5, max_steps=STEPS).to_dict()
     climb = "/".join([".."] * 40)
     return {
         "a part elsewhere": {"open": [{**whole, "parts": [str(victim)]}]},
@@ -1094,7 +1094,7 @@ def test_requests_are_never_deleted_or_written_through_a_link(linked: str, tmp_p
     link.parent.mkdir(parents=True)
     link.symlink_to(victim, target_is_directory=True)
     requests = Requests(folder)
-    request = Request(name="step-2-0badcafe", step=2, epoch=0.5, max_steps=STEPS)
+    request = EvaluationRequest(name="step-2-0badcafe", step=2, epoch=0.5, max_steps=STEPS)
     assert requests.waiting() == []
     for act in (
         lambda: requests.open(is_fresh=False),

@@ -20,7 +20,7 @@ from trainwright.capabilities.async_evaluation.requests import (
     MAX_BYTES,
     SIGNS,
     WATCHER_GONE_S,
-    Request,
+    EvaluationRequest,
     Requests,
     Result,
 )
@@ -47,7 +47,7 @@ class Evaluator(Protocol):
         Returns why it never will, "" if all is well, None if that is not known yet.
         """
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: EvaluationRequest) -> None:
         """Takes a complete request."""
 
     def take(self) -> list[tuple[str, Result]]:
@@ -123,7 +123,7 @@ class EvaluationProcess:
         self._environment = environment
         self._scratch = scratch
         self._requests = requests
-        self._waiting: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[EvaluationRequest | None] = queue.SimpleQueue()
         self._arrivals = Arrivals()
         self._num_submitted = 0  # written by the training loop
         self._num_done = 0  # written by the thread
@@ -144,7 +144,7 @@ class EvaluationProcess:
         """Waits until the process has read the trainer, with a time limit."""
         return (self._problem or "") if self._is_ready.wait(seconds) else None
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: EvaluationRequest) -> None:
         """Takes a complete request."""
         self._num_submitted += 1
         self._waiting.put(request)
@@ -198,7 +198,7 @@ class EvaluationProcess:
             self._arrivals.put(request.name, result)
         self._put_away()
 
-    def _evaluated(self, request: Request) -> Result:
+    def _evaluated(self, request: EvaluationRequest) -> Result:
         """Has a request evaluated; if the process dies, in a new one."""
         ended = ""
         for number in range(1, NUM_TRIES + 1):
@@ -213,7 +213,7 @@ class EvaluationProcess:
             logger.warning("The evaluation of step %d was lost: %s%s.", request.step, ended, again)
         return Result(missing=f"{ended}, {NUM_TRIES} times")
 
-    def _read(self, request: Request, answer: JSONObject) -> Result:
+    def _read(self, request: EvaluationRequest, answer: JSONObject) -> Result:
         if "failed" in answer:
             return Result(error=str(answer["failed"]))
         try:
@@ -298,7 +298,7 @@ class Watchers:
         self._requests = requests
         self._clock = clock
         self._arrivals = Arrivals()
-        self._waiting: dict[str, Request] = {}
+        self._waiting: dict[str, EvaluationRequest] = {}
         self._ends = threading.Event()
         self._signs: dict[str, float] = {}  # file of a watcher -> when it was written, by its machine's clock
         self._seen = clock()  # when a watcher gave a sign of life; one may start together with the run
@@ -312,7 +312,7 @@ class Watchers:
         """Returns "": a watcher may come at any time."""
         return ""
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: EvaluationRequest) -> None:
         """Takes a complete request."""
         self._waiting[request.name] = request
 

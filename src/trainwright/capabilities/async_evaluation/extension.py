@@ -21,7 +21,7 @@ from trainwright.capabilities.async_evaluation.requests import (
     LOG,
     MAIN_PART,
     STATES_NAME,
-    Request,
+    EvaluationRequest,
     Requests,
     Result,
     parse_list,
@@ -91,10 +91,10 @@ class AsyncEvaluation(Extension):
         self._store = CheckpointStore(folder)
         self._run: Run | None = None
         self._evaluator: Evaluator | None = None  # in the main process
-        self._open: dict[str, Request] = {}  # requests that are not delivered, in their order
+        self._open: dict[str, EvaluationRequest] = {}  # requests that are not delivered, in their order
         self._kept: set[int] = set()  # steps to keep, when the run is over
         self._arrived: dict[str, Result] = {}  # in the main process: results that wait for earlier ones
-        self._owed: list[Request] = []  # open in the checkpoint that was resumed
+        self._owed: list[EvaluationRequest] = []  # open in the checkpoint that was resumed
         self._is_decided = False  # an evaluation has ended the training: a run that waits would make no further one
         self._saved: set[int] = set()  # steps that have a checkpoint, or will have one soon
         self._next_step = 0  # step of the next agreement
@@ -113,7 +113,7 @@ class AsyncEvaluation(Extension):
     def load_state_dict(self, state: StateDict) -> None:
         """Takes over the evaluations that were open in a checkpoint; CheckpointError if it says something else."""
         try:
-            self._owed = [Request.from_dict(values) for values in parse_list(state.get("open", []))]
+            self._owed = [EvaluationRequest.from_dict(values) for values in parse_list(state.get("open", []))]
         except (AttributeError, ValueError) as error:
             raise CheckpointError(
                 f"The open evaluations of the checkpoint cannot be read: {error}. Resume from another checkpoint, or "
@@ -228,7 +228,7 @@ class AsyncEvaluation(Extension):
         """Writes weights and circumstances of the step for the other process."""
         state = run.progress.state
         keys = run.setup.ignore_keys_for_eval
-        request = Request(
+        request = EvaluationRequest(
             name=self._engine.agree(lambda: self._requests.new_name(state.global_step)),
             step=state.global_step,
             epoch=state.epoch,
@@ -274,7 +274,7 @@ class AsyncEvaluation(Extension):
 
         self._engine.agree(write)
 
-    def _submit(self, request: Request) -> None:
+    def _submit(self, request: EvaluationRequest) -> None:
         assert self._evaluator is not None
         self._requests.submit(request)
         self._evaluator.submit(request)
@@ -351,7 +351,7 @@ class AsyncEvaluation(Extension):
                 self._requests.drop(name)
         self._open = {}
 
-    def _tell(self, run: Run, request: Request, result: Result) -> None:
+    def _tell(self, run: Run, request: EvaluationRequest, result: Result) -> None:
         hooks = self._hooks
         state = run.progress.state
         for kind, values in result.events:
@@ -439,7 +439,7 @@ class Told:
 
 
 @contextmanager
-def at_step(request: Request, run: Run) -> Iterator[Told]:
+def at_step(request: EvaluationRequest, run: Run) -> Iterator[Told]:
     """Context in which the record has the step of an evaluation; flags that are set before stay set."""
     progress = run.progress
     state = progress.state

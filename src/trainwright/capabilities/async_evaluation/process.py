@@ -24,7 +24,7 @@ from trainwright.capabilities.async_evaluation.requests import (
     LOG,
     MAIN_PART,
     STATES_NAME,
-    Request,
+    EvaluationRequest,
     Requests,
     Result,
 )
@@ -110,7 +110,7 @@ class RequestedEvaluation:
             self._trainer.remove_callback(self._signs)
         Result(events=tuple(recorder.events), metrics=metrics).write(self._requests.place(name))
 
-    def _evaluate(self, request: Request) -> dict[str, Any]:
+    def _evaluate(self, request: EvaluationRequest) -> dict[str, Any]:
         trainer = self._trainer
         place = self._requests.place(request.name)
         state = trainer.state

@@ -42,7 +42,7 @@ WATCHER_GONE_S = 60.0  # without a sign of life; watchers give one every few sec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class EvaluationRequest:
     """An evaluation that is due.
 
     Attributes:
@@ -63,7 +63,7 @@ class Request:
     parts: tuple[str, ...] = (MAIN_PART,)
     ignore_keys: tuple[str, ...] | None = None
 
-    def with_part(self, prefix: str) -> Request:
+    def with_part(self, prefix: str) -> EvaluationRequest:
         """Returns the request with further weights."""
         return replace(self, parts=(*self.parts, prefix))
 
@@ -76,7 +76,7 @@ class Request:
         return values
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Request:
+    def from_dict(cls, values: Mapping[str, Any]) -> EvaluationRequest:
         """Reads the form of `to_dict`, whoever wrote it; ValueError if it is something else."""
         try:
             keys = values["ignore_keys"]
@@ -202,11 +202,11 @@ class Requests:
         self._remove(name)
         return self._run_folder.make_folder(_name(name))
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: EvaluationRequest) -> None:
         """Completes a request once its weights are written."""
         write_text(self.place(request.name) / REQUEST_NAME, json.dumps(request.to_dict()))
 
-    def drop_weights(self, request: Request) -> None:
+    def drop_weights(self, request: EvaluationRequest) -> None:
         """Deletes weights and random states; request and result stay, for a resume from an older checkpoint."""
         for part in (*request.parts, STATES_NAME):
             self._remove(request.name, part)
@@ -233,15 +233,15 @@ class Requests:
         """Returns True if a run takes results, or was killed while it did."""
         return (self.folder / OPEN_NAME).is_file()
 
-    def read(self, name: str) -> Request | None:
+    def read(self, name: str) -> EvaluationRequest | None:
         """Reads a request; None if it is not complete, or none."""
         try:
-            request = Request.from_dict(read_json(self.place(name) / REQUEST_NAME, max_bytes=MAX_BYTES))
+            request = EvaluationRequest.from_dict(read_json(self.place(name) / REQUEST_NAME, max_bytes=MAX_BYTES))
         except (OSError, ValueError):
             return None
         return request if request.name == name else None
 
-    def waiting(self) -> list[Request]:
+    def waiting(self) -> list[EvaluationRequest]:
         """Returns the complete requests without a result, earlier steps first."""
         names = [name for name in self._names() if not (self.place(name) / RESULT_NAME).is_file()]
         found = [request for name in names if (request := self.read(name)) is not None]

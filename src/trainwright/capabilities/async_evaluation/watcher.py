@@ -19,7 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from trainwright._types import write_text
-from trainwright.capabilities.async_evaluation.requests import EVALUATE, LOG, WATCHER_GONE_S, Request, Requests, Result
+from trainwright.capabilities.async_evaluation.requests import (
+    EVALUATE,
+    LOG,
+    WATCHER_GONE_S,
+    EvaluationRequest,
+    Requests,
+    Result,
+)
 from trainwright.support.door import MAX_SETTINGS, OwnFolder, RelativeName, parse_json
 
 logger = logging.getLogger(__name__)
@@ -48,7 +55,7 @@ class Watcher:
         self._id = uuid.uuid4().hex[:8]
         self._claims: dict[str, tuple[str, float]] = {}  # request -> claim of another watcher, and when it was seen
 
-    def watch(self, tell: Callable[[Request, dict[str, Any]], None]) -> int:
+    def watch(self, tell: Callable[[EvaluationRequest, dict[str, Any]], None]) -> int:
         """Evaluates until the run that is under way, or the next one, has ended; returns the number of evaluations.
 
         Args:
@@ -69,7 +76,7 @@ class Watcher:
                     num += 1
         return num
 
-    def _next(self) -> Request | None:
+    def _next(self) -> EvaluationRequest | None:
         """Claims and returns a request; None if there is none."""
         if not self._requests.is_open:
             return None
@@ -113,7 +120,7 @@ class Watcher:
             return str((self._requests.folder / owner).stat().st_mtime)
         return "gone"
 
-    def _make(self, request: Request) -> dict[str, Any] | None:
+    def _make(self, request: EvaluationRequest) -> dict[str, Any] | None:
         """Evaluates a request and writes its result; None if the run has deleted it meanwhile."""
         place = self._requests.place(request.name)
         events: list[tuple[str, dict[str, Any]]] = []

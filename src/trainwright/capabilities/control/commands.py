@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from trainwright.command_line import FAILED, AsJson, amount, echo, put_json, tell
+from trainwright.command_line import FAILED, AsJson, amount, print_json, print_line, warn_user
 
 
 def ctl(
@@ -25,10 +25,10 @@ def ctl(
 
     step, refused = give(run, words, wait_s=wait_s)
     if as_json:
-        put_json({"step": step, "refused": refused})
+        print_json({"step": step, "refused": refused})
     if refused is not None:
-        tell(f"Refused: {refused}")
+        warn_user(f"Refused: {refused}")
         raise typer.Exit(FAILED)
     if as_json:
         return
-    echo(f"Carried out after step {step}: {' '.join(words)}")
+    print_line(f"Carried out after step {step}: {' '.join(words)}")

@@ -47,7 +47,7 @@ class Callbacks(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class SentCommand:
     """A command that has arrived, the sender by its own account, and the message to answer."""
 
     command: Command
@@ -90,11 +90,11 @@ class LiveControl(Extension):
         self._repeats = repeats
         self._clock = clock
         self._inbox = Inbox(folder)
-        self._arrived: deque[Order] = deque()
+        self._arrived: deque[SentCommand] = deque()
         self._ends = threading.Event()
         self._thread: threading.Thread | None = None
-        self._from_journal: Mapping[int, list[Order]] = {}
-        self._due: deque[Order] = deque()  # of a journal, whose step is there
+        self._from_journal: Mapping[int, list[SentCommand]] = {}
+        self._due: deque[SentCommand] = deque()  # of a journal, whose step is there
         self._next_step = 0  # step of the next agreement
         self._last = 0, 0.0  # step and time of the last one
         self._profiler: StepProfiler | None = None
@@ -114,15 +114,15 @@ class LiveControl(Extension):
         self._thread = threading.Thread(target=self._look, name="trainwright-control", daemon=True)
         self._thread.start()
 
-    def _read_journal(self) -> dict[int, list[Order]]:
+    def _read_journal(self) -> dict[int, list[SentCommand]]:
         """Returns the commands in a journal by step; ArgumentError if it cannot be read."""
         assert self._repeats is not None
-        orders: dict[int, list[Order]] = {}
+        orders: dict[int, list[SentCommand]] = {}
         try:
             for entry in read(self._repeats).of("command"):
                 if entry.get("refused") is None:
                     words = [entry["name"], *([] if entry["value"] is None else [entry["value"]])]
-                    orders.setdefault(parse_step(entry["step"]), []).append(Order(parse_command(words), JOURNAL))
+                    orders.setdefault(parse_step(entry["step"]), []).append(SentCommand(parse_command(words), JOURNAL))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ArgumentError(
                 f"live_control={self._repeats!r} cannot be read as the journal of a run: {error} Name a run or its "
@@ -162,7 +162,7 @@ class LiveControl(Extension):
         for order in orders:
             self._carry_out(order, run)
 
-    def _decide(self, step: int) -> tuple[list[Order], int]:
+    def _decide(self, step: int) -> tuple[list[SentCommand], int]:
         """Returns orders that have arrived, and the steps until the next agreement."""
         orders = [self._arrived.popleft() for _ in range(min(len(self._arrived), MOST_ORDERS))]
         if self._engine.num_processes == 1:
@@ -173,7 +173,7 @@ class LiveControl(Extension):
         seconds_a_step = (now - began) / max(step - before, 1)
         return orders, max(1, min(MOST_STEPS, int(AGREES_EVERY_S / max(seconds_a_step, 1e-6))))
 
-    def _carry_out(self, order: Order, run: Run) -> None:
+    def _carry_out(self, order: SentCommand, run: Run) -> None:
         step = run.progress.state.global_step
         refused: str | None = None
         try:
@@ -252,11 +252,11 @@ ACTIONS: Mapping[str, Callable[[LiveControl, Run, float], None]] = {
 }
 
 
-def parse_order(content: object, number: str) -> Order:
+def parse_order(content: object, number: str) -> SentCommand:
     """Reads a message; ArgumentError if it is no command."""
     message: JSONObject = content if isinstance(content, dict) else {}
     words = message.get("words")
     by = message.get("by")
     if not isinstance(words, list) or not isinstance(by, str):
         raise ArgumentError("The message cannot be read. Write it with `trainwright ctl RUN COMMAND`.")
-    return Order(parse_command(words), printable(by[:LONGEST_NAME]), number)
+    return SentCommand(parse_command(words), printable(by[:LONGEST_NAME]), number)

@@ -8,7 +8,7 @@ from torch.utils.data import Sampler
 
 from trainwright._types import DatasetLike, is_instance_of
 from trainwright.config.enums import word
-from trainwright.config.fields import batch_formers, value_if_known
+from trainwright.config.fields import batching_fields, value_if_known
 from trainwright.config.plans import SamplingPlan, StepPlan
 from trainwright.data.row_names import ONE_SOURCE
 from trainwright.data.sources import DataHandler, find_data
@@ -65,7 +65,7 @@ def check_curriculum(args: Any, train_dataset: DatasetLike) -> None:
     if find_curriculum(train_dataset) is None:
         return
     others = [name for name in ("mixture", "mixture_schedule") if value_if_known(args, name) is not None]
-    others += batch_formers(args)
+    others += batching_fields(args)
     if word(args.train_sampling_strategy) not in ("random", "sequential"):
         others.append(f"train_sampling_strategy={word(args.train_sampling_strategy)!r}")
     if not args.dataloader_in_order:

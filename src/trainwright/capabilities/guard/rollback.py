@@ -24,7 +24,7 @@ from trainwright.state.progress import Progress
 from trainwright.support.tensor_tree import local_part
 
 
-class Snapshot(Protocol):
+class SavedState(Protocol):
     """A state to return to."""
 
     def follow(self, optimizer: Optimizer, scheduler: Scheduler) -> None:
@@ -123,7 +123,7 @@ class Rollback:
     The updates of `num_left_out` steps after a rollback are skipped too; `left_out` of them are still to come.
     """
 
-    def __init__(self, snapshot: Snapshot, *, most: int, num_left_out: int) -> None:
+    def __init__(self, snapshot: SavedState, *, most: int, num_left_out: int) -> None:
         self._snapshot = snapshot
         self._most = most
         self._num_left_out = num_left_out

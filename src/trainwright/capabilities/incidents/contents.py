@@ -64,7 +64,7 @@ class RecordedRun(Run, Protocol):
     loss_rule: LossRule | None
 
 
-class LossHooks(Protocol):
+class ReplayHooks(Protocol):
     """Methods of the trainer that compute the loss of a micro-batch."""
 
     args: Any
@@ -93,7 +93,7 @@ class Evidence:
     weights: Mapping[str, torch.Tensor] | None = None  # gathered from all processes if each has a part of them
 
 
-def window_losses(hooks: LossHooks, run: RecordedRun, model: Any, window: Window) -> Iterator[torch.Tensor]:
+def window_losses(hooks: ReplayHooks, run: RecordedRun, model: Any, window: Window) -> Iterator[torch.Tensor]:
     """Runs the forward passes of a window on the bare module as the step does; yields the losses to differentiate."""
     progress = run.progress
     rule = run.loss_rule
@@ -108,7 +108,7 @@ def window_losses(hooks: LossHooks, run: RecordedRun, model: Any, window: Window
         progress.part_of_micro_batch, progress.share_of_window = before
 
 
-def _loss(hooks: LossHooks, run: RecordedRun, model: Any, window: Window, part: MicroBatchPart) -> torch.Tensor:
+def _loss(hooks: ReplayHooks, run: RecordedRun, model: Any, window: Window, part: MicroBatchPart) -> torch.Tensor:
     assert run.loss_rule is not None
     with run.progress.recording_apart(run.progress.meter.total.device), hooks.compute_loss_context_manager():
         inputs = hooks._prepare_inputs(part.inputs)
@@ -125,7 +125,7 @@ def _loss(hooks: LossHooks, run: RecordedRun, model: Any, window: Window, part: 
 
 
 def bad_rows(
-    hooks: LossHooks, run: RecordedRun, model: Any, window: Window, *, error: str = ""
+    hooks: ReplayHooks, run: RecordedRun, model: Any, window: Window, *, error: str = ""
 ) -> list[tuple[int, int]] | None:
     """Searches for the samples of a window that are bad by themselves, by halving its micro-batches.
 

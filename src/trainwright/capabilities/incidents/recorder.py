@@ -79,7 +79,7 @@ class IncidentRecorder(Extension):
 
     def __init__(
         self,
-        hooks: contents.LossHooks,
+        hooks: contents.ReplayHooks,
         run: contents.RecordedRun,
         engine: Engine,
         folder: str,

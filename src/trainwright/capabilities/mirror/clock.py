@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 
-class Clock(Protocol):
+class MirrorClock(Protocol):
     """Time as the thread sees it."""
 
     def now(self) -> float:
@@ -46,7 +46,7 @@ class Signs:
         """Counts one."""
         self._count += 1
 
-    def wait_for(self, thread: threading.Thread, clock: Clock) -> bool:
+    def wait_for(self, thread: threading.Thread, clock: MirrorClock) -> bool:
         """Waits for the thread's end; False if it gave no sign for `END_PATIENCE_S`, and is left to itself."""
         count = self._count
         since = clock.now()
@@ -72,7 +72,7 @@ class Pace:
         clock: gives the time, and waits.
     """
 
-    def __init__(self, bytes_per_s: float | None, clock: Clock) -> None:
+    def __init__(self, bytes_per_s: float | None, clock: MirrorClock) -> None:
         self.bytes_per_s = bytes_per_s
         self._clock = clock
         self._free_at = 0.0  # when the bytes sent so far have taken as long as the limit asks

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.capabilities.lease.lease import Obstacle, take
-from trainwright.capabilities.mirror.clock import Clock, Pace, SystemClock
+from trainwright.capabilities.mirror.clock import MirrorClock, Pace, SystemClock
 from trainwright.capabilities.mirror.lease import RemoteLease
 from trainwright.capabilities.mirror.mirror import Mirror, outbox_path
 from trainwright.capabilities.mirror.parts import Helper, names_to_send
@@ -71,7 +71,7 @@ class RunMirror(Extension):
         *,
         wait_s: float,
         overwrites: bool | None = None,
-        clock: Clock | None = None,
+        clock: MirrorClock | None = None,
     ) -> None:
         self._plan = plan
         self._folder = folder

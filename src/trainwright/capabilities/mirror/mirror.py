@@ -18,7 +18,7 @@ from typing import Protocol
 import xxhash
 
 from trainwright._types import MANIFEST_NAME, counted
-from trainwright.capabilities.mirror.clock import END_PATIENCE_S, Clock, Signs, SystemClock
+from trainwright.capabilities.mirror.clock import END_PATIENCE_S, MirrorClock, Signs, SystemClock
 from trainwright.capabilities.mirror.parts import PREFIX
 from trainwright.capabilities.mirror.plan import MirrorPlan
 from trainwright.capabilities.mirror.remote import RUN_FILES, RUN_FOLDER, Copy, RemoteStore
@@ -39,7 +39,7 @@ NICENESS = 5  # priority of the thread, if the system supports thread priorities
 PARTIAL = ".partial"
 
 
-class Claim(Protocol):
+class MirrorClaim(Protocol):
     """Claim of this run on the URL."""
 
     def confirm(self) -> int:
@@ -64,10 +64,10 @@ class Mirror:
         folder: Path,
         store: RemoteStore,
         plan: MirrorPlan,
-        claim: Claim,
+        claim: MirrorClaim,
         *,
         tell: Callable[..., None] = lambda **values: None,
-        clock: Clock | None = None,
+        clock: MirrorClock | None = None,
         failures: RepeatedFailures | None = None,
     ) -> None:
         self.outbox = outbox_path(folder, plan.url)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from trainwright.capabilities.mirror.clock import Clock, Signs
+from trainwright.capabilities.mirror.clock import MirrorClock, Signs
 from trainwright.capabilities.mirror.remote import RemoteStore
 from trainwright.capabilities.mirror.shares import find_owner
 from trainwright.capabilities.mirror.store_client import reason
@@ -32,7 +32,7 @@ LOOK_S = 0.2
 IDLE_S = 5.0  # at the end of a run: how long a node waits for a last order
 
 
-class Order:
+class PartsOrder:
     """Files of one checkpoint in the outbox that other nodes shall send.
 
     Args:
@@ -117,7 +117,7 @@ class Order:
 
 
 def names_to_send(
-    outbox: Path, manifest: Manifest, number: int, *, own: Sequence[int], token: str, clock: Clock
+    outbox: Path, manifest: Manifest, number: int, *, own: Sequence[int], token: str, clock: MirrorClock
 ) -> Iterator[str]:
     """Yields the files of a checkpoint that the main process sends; when it ends, the other nodes have sent the rest.
 
@@ -134,7 +134,7 @@ def names_to_send(
     if not others:
         yield from manifest.files
         return
-    order = Order(outbox, manifest, token, number)
+    order = PartsOrder(outbox, manifest, token, number)
     order.open()
     never = threading.Event()
     try:
@@ -169,7 +169,7 @@ class Helper:
         clock: gives the time, and waits.
     """
 
-    def __init__(self, outbox: Path, store: RemoteStore, ranks: Sequence[int], token: str, clock: Clock) -> None:
+    def __init__(self, outbox: Path, store: RemoteStore, ranks: Sequence[int], token: str, clock: MirrorClock) -> None:
         self._outbox = outbox
         self._store = store
         self._ranks = ranks
@@ -210,7 +210,7 @@ class Helper:
             manifest = Manifest.read(checkpoint)
             if manifest is None:
                 continue
-            order = Order(self._outbox, manifest, self._token)
+            order = PartsOrder(self._outbox, manifest, self._token)
             for name in manifest.files:
                 if order.number is None:
                     break
@@ -220,11 +220,11 @@ class Helper:
                     self._send(order, checkpoint, manifest, name)
         return found
 
-    def _sign(self, order: Order, name: str) -> None:
+    def _sign(self, order: PartsOrder, name: str) -> None:
         self._signs.give()
         order.sign(name)
 
-    def _send(self, order: Order, checkpoint: Path, manifest: Manifest, name: str) -> None:
+    def _send(self, order: PartsOrder, checkpoint: Path, manifest: Manifest, name: str) -> None:
         try:
             assert order.number is not None
             self._store.put_part(

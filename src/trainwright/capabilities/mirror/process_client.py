@@ -39,7 +39,7 @@ HERE_ONLY = ("memory",)  # file systems in the memory of a process
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class ClientSetup:
     """What the process needs of this one to open a URL; or why it cannot."""
 
     obstacle: str = ""
@@ -48,7 +48,7 @@ class Setup:
     conf: dict[str, Any] = field(default_factory=dict)  # settings of fsspec
 
 
-def find_setup(url: str) -> Setup:
+def find_setup(url: str) -> ClientSetup:
     """Returns what another process needs to open a URL."""
     import fsspec
     from fsspec.registry import known_implementations, registry
@@ -57,7 +57,7 @@ def find_setup(url: str) -> Setup:
     for part in url.split("::"):
         protocol = part.partition("://")[0]
         if protocol in HERE_ONLY:
-            return Setup(obstacle=f"{protocol}:// exists in this process alone", is_silent=True)
+            return ClientSetup(obstacle=f"{protocol}:// exists in this process alone", is_silent=True)
         known = known_implementations.get(protocol, {}).get("class")
         found = registry.get(protocol)
         if found is None or _imported(known) is found:
@@ -66,15 +66,15 @@ def find_setup(url: str) -> Setup:
             continue
         name = f"{found.__module__}.{found.__qualname__}"
         if found.__module__ == "__main__" or _imported(name) is not found or not _is_in_file(found.__module__):
-            return Setup(
+            return ClientSetup(
                 obstacle=f"its file system {found.__qualname__} is not in a module that another process can import"
             )
         classes[protocol] = name
     try:
         json.dumps(fsspec.config.conf)
     except (TypeError, ValueError):
-        return Setup(obstacle="fsspec.config.conf has values that cannot be written as JSON")
-    return Setup(classes=classes, conf=dict(fsspec.config.conf))
+        return ClientSetup(obstacle="fsspec.config.conf has values that cannot be written as JSON")
+    return ClientSetup(classes=classes, conf=dict(fsspec.config.conf))
 
 
 def _imported(name: str | None) -> object:
@@ -107,7 +107,7 @@ def restore_error(values: JSONObject) -> Exception:
 class _Link:
     """One process, from its start to its end, and the calls that wait for its answers."""
 
-    def __init__(self, url: str, setup: Setup, limit_s: Callable[[], float]) -> None:
+    def __init__(self, url: str, setup: ClientSetup, limit_s: Callable[[], float]) -> None:
         self._shown = without_tokens(url)
         self._limit_s = limit_s
         self._numbers = itertools.count(1)
@@ -245,7 +245,7 @@ class ProcessClient:
 
     is_apart = True
 
-    def __init__(self, url: str, setup: Setup, *, limit_s: Callable[[], float]) -> None:
+    def __init__(self, url: str, setup: ClientSetup, *, limit_s: Callable[[], float]) -> None:
         self._url = url
         self._setup = setup
         self._limit_s = limit_s

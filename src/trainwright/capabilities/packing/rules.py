@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainwright.capability_table import BATCHING_FIELDS
-from trainwright.config.fields import batch_formers, get_value
+from trainwright.config.fields import batching_fields, get_value
 from trainwright.config.protocol import Arguments
 from trainwright.config.rules.stages import Stage, idle_family, rule
 
@@ -11,7 +11,7 @@ from trainwright.config.rules.stages import Stage, idle_family, rule
 @rule(Stage.CONSTRUCTION, *BATCHING_FIELDS)
 def one_way_to_form_batches(args: Arguments) -> str | None:
     packing = get_value(args, "packing")
-    others = [name for name in batch_formers(args) if name != "packing" and getattr(args, name)]
+    others = [name for name in batching_fields(args) if name != "packing" and getattr(args, name)]
     if packing and others:
         return (
             f"{others[0]}={getattr(args, others[0])} and packing={packing!r} both form batches by "

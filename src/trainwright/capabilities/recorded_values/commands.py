@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from trainwright.command_line import FAILED, AsJson, amount, echo, put_json
+from trainwright.command_line import FAILED, AsJson, amount, print_json, print_line
 
 
 def diff(
@@ -24,9 +24,9 @@ def diff(
 
     found = compare_values(read_values(run), read_values(other), tolerance=tolerance)
     if as_json:
-        put_json(found.to_dict())
+        print_json(found.to_dict())
     else:
         for line in found.lines():
-            echo(line)
+            print_line(line)
     if not found.is_same:
         raise typer.Exit(FAILED)

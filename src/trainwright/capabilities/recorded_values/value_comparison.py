@@ -67,7 +67,7 @@ class Recorded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parting:
+class Divergence:
     """A value in which two runs differ.
 
     Attributes:
@@ -104,8 +104,8 @@ class ValuesReport:
         notes: parts that were skipped, or compared in another way.
     """
 
-    first: Parting | None
-    others: tuple[Parting, ...]
+    first: Divergence | None
+    others: tuple[Divergence, ...]
     settings: dict[str, tuple[Any, Any]]
     steps: tuple[int, ...]
     num_compared: int
@@ -142,7 +142,7 @@ class ValuesReport:
         return "\n".join(self.lines())
 
 
-def _where(one: Parting) -> str:
+def _where(one: Divergence) -> str:
     rank = f", process {one.rank}" if one.rank else ""
     if one.phase in ("weights", "random"):
         return f"before step {one.step}{rank}"
@@ -310,7 +310,7 @@ def _select_steps(recorded: Recorded, steps: Sequence[int], phases: Sequence[str
     }
 
 
-def _place(one: Parting) -> tuple[int, int, int]:
+def _place(one: Divergence) -> tuple[int, int, int]:
     return one.step, one.micro_batch, list(dict.fromkeys(WORDS.values())).index(one.phase)
 
 
@@ -330,9 +330,9 @@ class _Pair:
     num_compared: int = 0
     types: str = ""  # the first types that differ and are compared all the same
 
-    def partings(self) -> list[Parting]:
+    def partings(self) -> list[Divergence]:
         """Returns the first parting, and the first one of each other phase of its step."""
-        found: list[Parting] = []
+        found: list[Divergence] = []
         phases: set[str] = set()
         for key in self._merged():
             if found and key.step != found[0].step:
@@ -403,10 +403,10 @@ class _Pair:
             self.types = f"From {key.name or 'the ' + WORDS[key.phase]} on, {one['dtype']} and {other['dtype']}"
         return True
 
-    def _parting(self, key: Key, gaps: list[tuple[str, str, Any, Any]]) -> Parting:
+    def _parting(self, key: Key, gaps: list[tuple[str, str, Any, Any]]) -> Divergence:
         name, kind, text = self._described(key, gaps)
         tensors = [(a, b) for part, _, a, b in gaps if part in ("given", "values") and a and b]
-        return Parting(
+        return Divergence(
             step=key.step,
             micro_batch=key.micro_batch,
             phase=WORDS[key.phase],

@@ -41,7 +41,7 @@ from trainwright.config.deprecated import OLD_NAMES
 from trainwright.config.fields import names_with
 from trainwright.config.parser import FALSE_WORDS, TRUE_WORDS
 from trainwright.config.summary import grouped, plain
-from trainwright.config.words import hint_for_entry, hint_for_task
+from trainwright.config.vocabulary import hint_for_entry, hint_for_task
 from trainwright.errors import ArgumentError, RecipeError, did_you_mean
 from trainwright.support.door import read_settings
 

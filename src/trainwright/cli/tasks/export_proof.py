@@ -58,7 +58,7 @@ from trainwright.cli.tasks.export_settings import (
 )
 from trainwright.cli.tasks.export_weights import (
     ROUNDINGS,
-    Difference,
+    ExportFault,
     WeightReport,
     compare_weights,
     round_adapter,
@@ -129,7 +129,7 @@ class ExportProof:
     metrics: Mapping[str, Mapping[str, float]]
     tensors: int
     kept: float | None
-    differences: tuple[Difference, ...]
+    differences: tuple[ExportFault, ...]
     is_accepted: bool = False
 
     def refusal(self, folder: Path) -> str:
@@ -232,7 +232,7 @@ class _Proof:
         self._asked = None if dtype is None else DTYPES[dtype]
         self._unexpected: set[str] = set()
         self._scratch = scratch
-        self._found: list[Difference] = []
+        self._found: list[ExportFault] = []
         self._bits: str | None = None
         self._recipe_of_run: Recipe | None = None
         self._is_whole_hold_out = False
@@ -381,7 +381,7 @@ class _Proof:
         settings = read_json(config, max_bytes=SMALL) if config.is_file() else {}
         if settings.get("quantization_config"):
             self._found.append(
-                Difference(
+                ExportFault(
                     CONFIG_NAME,
                     "has quantization_config: the export has weights of few bits, and a merge into them rounds the "
                     "adapter away. Merge into the base model in full precision",
@@ -393,23 +393,23 @@ class _Proof:
                 return load_adapted(self._folder)
             model, missing, self._unexpected = load_whole(self._folder)
         except (OSError, ValueError, RuntimeError, AttributeError, CheckpointError) as error:
-            self._found.append(Difference(CONFIG_NAME, f"the model cannot be loaded: {error}"))
+            self._found.append(ExportFault(CONFIG_NAME, f"the model cannot be loaded: {error}"))
             return None
         made: type = type(model)
         if made is not kind:
             said = f"architectures names {made.__name__}, and {kind.__name__} was trained"
-            self._found.insert(0, Difference(CONFIG_NAME, said))
+            self._found.insert(0, ExportFault(CONFIG_NAME, said))
             return None
         for name in sorted(missing):
             said = "is not in the files of the export, so that it is drawn at random"
-            self._found.append(Difference(name.rpartition(".")[0], said))
+            self._found.append(ExportFault(name.rpartition(".")[0], said))
         return model.eval()
 
     def _check_settings(self, recipe: Recipe | None) -> None:
         """Compares the adapter's settings with those of the recipe; peft takes the scale of an adapter from there."""
         if self._bits is not None:
             said = f"the base was trained on in {self._bits}, and the export has it in full precision"
-            self._found.append(Difference(CONFIG_NAME, said))
+            self._found.append(ExportFault(CONFIG_NAME, said))
         if recipe is None or recipe.lora is None or not has_adapter(self._source):
             return
         places = {self._source: "", self._folder: "the export's "}
@@ -420,7 +420,7 @@ class _Proof:
                 trained = getattr(recipe.lora, entry)
                 if name in found and found[name] != trained:
                     said = f"{name} is {found[name]}, and the run trained with {trained} (lora.{entry} in its recipe)"
-                    self._found.append(Difference(f"{whose}{ADAPTER_CONFIG_NAME}", said))
+                    self._found.append(ExportFault(f"{whose}{ADAPTER_CONFIG_NAME}", said))
 
     def _describe(self, model: Model, whole: Path) -> Path:
         """Returns a directory with the configuration and the tokenizer of a model, and without its weights."""
@@ -449,7 +449,7 @@ class _Proof:
             return self._evaluate(place, model, rows, source)
         except RecipeError as error:
             said = f"the export cannot read the rows: {str(error).strip().splitlines()[-1].strip()}"
-            self._found.append(Difference("tokenizer_config.json", said))
+            self._found.append(ExportFault("tokenizer_config.json", said))
             return None
 
     def _compare_tokens(self, first: _Evaluated, second: _Evaluated, names: Sequence[str]) -> None:
@@ -459,22 +459,22 @@ class _Proof:
         file = "tokenizer.json"
         template = getattr(one, "chat_template", None)
         if template != getattr(other, "chat_template", None):
-            self._found.append(Difference(TEMPLATE_NAME, "is not the template that the run trained with"))
+            self._found.append(ExportFault(TEMPLATE_NAME, "is not the template that the run trained with"))
             file = TEMPLATE_NAME
         for mark in ("eos_token_id", "bos_token_id", "pad_token_id"):
             if getattr(one, mark, None) != getattr(other, mark, None):
                 said = f"{mark} is {getattr(other, mark, None)}, and was {getattr(one, mark, None)}"
-                self._found.append(Difference("tokenizer_config.json", said))
+                self._found.append(ExportFault("tokenizer_config.json", said))
         if len(first.parts.train) != len(second.parts.train):
             said = f"makes {len(second.parts.train)} samples of the rows, and the trained one {len(first.parts.train)}"
-            self._found.append(Difference(file, said))
+            self._found.append(ExportFault(file, said))
             return
         pairs = zip(first.parts.train, second.parts.train, strict=True)
         apart = [place for place, (a, b) in enumerate(pairs) if a.get("input_ids") != b.get("input_ids")]
         if apart and file != TEMPLATE_NAME:
             where = names[apart[0]] if apart[0] < len(names) else "a row"
             more = f", and of {counted(len(apart) - 1, 'row')} more" if len(apart) > 1 else ""
-            self._found.append(Difference(file, f"makes other tokens of {where}{more}"))
+            self._found.append(ExportFault(file, f"makes other tokens of {where}{more}"))
 
     def _compare_files(
         self,
@@ -491,7 +491,7 @@ class _Proof:
             has_adapter(self._source) and not is_adapter
         )
         if GENERATION_NAME in trained and wants_file and not (self._folder / GENERATION_NAME).is_file():
-            self._found.append(Difference(GENERATION_NAME, "is not in the export, and the trained model has it"))
+            self._found.append(ExportFault(GENERATION_NAME, "is not in the export, and the trained model has it"))
         else:
             self._found += self._check_ends(exported.get(GENERATION_NAME, {}), tokenizer)
         self._found += compare_settings(trained, exported)
@@ -503,9 +503,9 @@ class _Proof:
         if dtypes[1] != wanted and self._bits is None:
             why = "" if self._asked is not None else ", and --dtype was not given"
             said = f"the weights are in {_name(dtypes[1])}, not in {_name(wanted)}{why}"
-            self._found.append(Difference(CONFIG_NAME, said))
+            self._found.append(ExportFault(CONFIG_NAME, said))
 
-    def _check_base(self, loss: float, dtype: torch.dtype) -> Iterator[Difference]:
+    def _check_base(self, loss: float, dtype: torch.dtype) -> Iterator[ExportFault]:
         """Yields a difference if an adapter on its base has another loss than the run recorded on the same rows."""
         recipe = self._recipe_of_run
         if recipe is None or not self._is_whole_hold_out or not has_adapter(self._source):
@@ -520,14 +520,14 @@ class _Proof:
         allowed = max(LEAST_LOSS, 2 * rounding) * max(abs(recorded or 0.0), 1.0)
         if recorded is not None and not abs(loss - recorded) <= allowed:
             name = read_json(self._source / ADAPTER_CONFIG_NAME, max_bytes=SMALL)["base_model_name_or_path"]
-            yield Difference(
+            yield ExportFault(
                 "base model",
                 f"with the adapter on {name}, the loss of the hold-out is {loss:.4g}, and the run recorded "
                 f"{recorded:.4g}: the base (model.path) or the rows changed since the training. Put back what it "
                 "trained on, or compare on other rows: --prove FILE",
             )
 
-    def _check_ends(self, generation: JSONObject, tokenizer: Any) -> Iterator[Difference]:
+    def _check_ends(self, generation: JSONObject, tokenizer: Any) -> Iterator[ExportFault]:
         """Yields a difference if an answer of a chat model would not end where it was trained to."""
         recipe = None if self._file is None else read_tree(self._file).value
         if recipe is None or recipe.get("task") != "chat":
@@ -536,7 +536,7 @@ class _Proof:
         known = own if isinstance(own, list) else [own]
         wanted = end_tokens(tokenizer)
         if not set(wanted) <= set(known):
-            yield Difference(GENERATION_NAME, f"eos_token_id is {own}, trained with {wanted}")
+            yield ExportFault(GENERATION_NAME, f"eos_token_id is {own}, trained with {wanted}")
 
     def _compare_weights(self, trained: Model, exported: Model) -> WeightReport:
         average: Mapping[str, torch.Tensor] = {}
@@ -569,7 +569,7 @@ def _recorded_loss(source: Path) -> float | None:
     return None
 
 
-def _unusable(found: Difference, folder: Path) -> CheckpointError:
+def _unusable(found: ExportFault, folder: Path) -> CheckpointError:
     return CheckpointError(f"The export cannot be used, so {folder} was not written: {found}.")
 
 
@@ -697,7 +697,7 @@ def _moved_metrics(
     limit: float,
     rows: int,
     spread: tuple[float, float] | None,
-) -> Iterator[Difference]:
+) -> Iterator[ExportFault]:
     """Yields a difference for each metric that moved by more than rounding explains.
 
     Args:
@@ -720,7 +720,7 @@ def _moved_metrics(
             # Rounding may change the class of two rows.
             allowed += 2 / rows
         if not abs(after - before) <= allowed and not (math.isnan(before) and math.isnan(after)):
-            yield Difference(
+            yield ExportFault(
                 f"metric {name}", f"is {after:.4g}, and {before:.4g} when trained (may move by {allowed:.2g})"
             )
 
@@ -739,7 +739,7 @@ def _equal_share(one: _Reading, other: _Reading) -> float:
     return float((one.best == other.best).float().mean()) if one.best.shape == other.best.shape else 0.0
 
 
-def _first_module(trained: Model, exported: Model, batches: Sequence[Batch], limit: float) -> Difference:
+def _first_module(trained: Model, exported: Model, batches: Sequence[Batch], limit: float) -> ExportFault:
     """Returns the first module, in the order in which they end, whose outputs differ."""
     batch = {
         name: value for name, value in batches[0].items() if name != "labels" or "decoder_input_ids" not in batches[0]
@@ -751,15 +751,15 @@ def _first_module(trained: Model, exported: Model, batches: Sequence[Batch], lim
         if wanted is None:
             continue
         if wanted.shape != value.shape:
-            return Difference(name, f"its outputs have the shape {tuple(value.shape)}, not {tuple(wanted.shape)}")
+            return ExportFault(name, f"its outputs have the shape {tuple(value.shape)}, not {tuple(wanted.shape)}")
         away = float((wanted - value).abs().max()) / max(float(wanted.abs().max()), 1e-30)
         if not away <= limit:
             said = (
                 f"its outputs differ by {away:.2g}, though no weight is away by more than rounding: see {CONFIG_NAME}"
             )
-            return Difference(name or "the model", said)
+            return ExportFault(name or "the model", said)
     cure = "" if _dtype(exported) == torch.float32 else ". This type is too coarse for them: export with --dtype fp32"
-    return Difference("logits", f"differ, and no module's outputs do by more than the limit{cure}")
+    return ExportFault("logits", f"differ, and no module's outputs do by more than the limit{cure}")
 
 
 def _outputs(model: Model, batch: Batch) -> dict[str, torch.Tensor]:

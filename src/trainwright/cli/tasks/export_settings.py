@@ -14,7 +14,7 @@ from typing import Any
 from trainwright._types import JSONObject, counted
 from trainwright.checkpoint.weights import ADAPTER_WEIGHTS_NAME, GENERATION_NAME, weight_files
 from trainwright.cli.tasks.export import CONFIG_NAME
-from trainwright.cli.tasks.export_weights import Difference
+from trainwright.cli.tasks.export_weights import ExportFault
 from trainwright.errors import CheckpointError
 from trainwright.support.door import read_json
 
@@ -57,13 +57,13 @@ def read_model_settings(model: Any) -> dict[str, JSONObject]:
     return found if generation is None else {**found, GENERATION_NAME: generation.to_dict()}
 
 
-def compare_settings(trained: Mapping[str, JSONObject], exported: Mapping[str, JSONObject]) -> Iterator[Difference]:
+def compare_settings(trained: Mapping[str, JSONObject], exported: Mapping[str, JSONObject]) -> Iterator[ExportFault]:
     """Yields a difference for each of the two files with other entries than the trained model has."""
     for name, wanted in trained.items():
         yield from _compare_entries(name, wanted, exported.get(name, {}), may_change=MAY_CHANGE)
 
 
-def compare_tokenizer_files(trained: Path, exported: Path) -> Iterator[Difference]:
+def compare_tokenizer_files(trained: Path, exported: Path) -> Iterator[ExportFault]:
     """Yields a difference for each file of a tokenizer that is not the one that was saved with the trained model."""
     for name in OF_TOKENIZER:
         one = trained / name
@@ -71,25 +71,25 @@ def compare_tokenizer_files(trained: Path, exported: Path) -> Iterator[Differenc
         if not one.is_file() and not other.is_file():
             continue
         if not other.is_file():
-            yield Difference(name, "is not in the export, and was saved with the trained model")
+            yield ExportFault(name, "is not in the export, and was saved with the trained model")
         elif not one.is_file():
-            yield Difference(name, "was not saved with the trained model")
+            yield ExportFault(name, "was not saved with the trained model")
         elif filecmp.cmp(one, other, shallow=False):
             continue
         elif not name.endswith(".json"):
-            yield Difference(name, "is not the file that was saved with the trained model")
+            yield ExportFault(name, "is not the file that was saved with the trained model")
         else:
             try:
                 found = _by_content(read_json(other, max_bytes=MAX_BYTES))
             except (ValueError, TypeError) as error:
-                yield Difference(name, f"cannot be read: {error}")
+                yield ExportFault(name, f"cannot be read: {error}")
                 continue
             yield from _compare_entries(name, _by_content(read_json(one, max_bytes=MAX_BYTES)), found)
 
 
 def compare_tensor_names(
     trained: Path, exported: Path, unexpected: set[str], *, same_types: bool
-) -> Iterator[Difference]:
+) -> Iterator[ExportFault]:
     """Yields a difference for tensors in the files that the trained model has not, and for adapters of another type.
 
     Args:
@@ -102,15 +102,15 @@ def compare_tensor_names(
     extra = sorted(unexpected - known)
     if extra:
         more = f", and {counted(len(extra) - 1, 'tensor')} more" if extra[1:] else ""
-        yield Difference("model.safetensors", f"has the tensor {extra[0]}{more}, which the trained model has not")
+        yield ExportFault("model.safetensors", f"has the tensor {extra[0]}{more}, which the trained model has not")
     one = _tensors(trained / ADAPTER_WEIGHTS_NAME)
     other = _tensors(exported / ADAPTER_WEIGHTS_NAME)
     for name, kind in other.items() if one else ():
         if name not in one:
-            yield Difference(ADAPTER_WEIGHTS_NAME, f"has the tensor {name}, which the trained adapter has not")
+            yield ExportFault(ADAPTER_WEIGHTS_NAME, f"has the tensor {name}, which the trained adapter has not")
             return
         if same_types and kind != one[name]:
-            yield Difference(ADAPTER_WEIGHTS_NAME, f"{name} is in {kind}, trained in {one[name]}, without --dtype")
+            yield ExportFault(ADAPTER_WEIGHTS_NAME, f"{name} is in {kind}, trained in {one[name]}, without --dtype")
             return
 
 
@@ -137,7 +137,7 @@ def _by_content(settings: Any) -> Any:
 
 def _compare_entries(
     file: str, trained: Any, exported: Any, *, may_change: frozenset[str] = frozenset()
-) -> Iterator[Difference]:
+) -> Iterator[ExportFault]:
     one = dict(_entries(trained, may_change))
     other = dict(_entries(exported, may_change))
     apart = [name for name in dict.fromkeys((*one, *other)) if one.get(name) != other.get(name)]
@@ -147,7 +147,7 @@ def _compare_entries(
     is_now = f"is {_shown(other[name])}" if name in other else "is missing"
     before = f"trained with {_shown(one[name])}" if name in one else "trained without it"
     more = f" (and {counted(len(apart) - 1, 'entry')} more)" if apart[1:] else ""
-    yield Difference(file, f"{name} {is_now}, {before}{more}")
+    yield ExportFault(file, f"{name} {is_now}, {before}{more}")
 
 
 def _entries(value: Any, may_change: frozenset[str], start: str = "") -> Iterator[tuple[str, str]]:

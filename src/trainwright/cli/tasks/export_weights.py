@@ -24,7 +24,7 @@ LEAST_TIMES = 0.02  # that an adapter of another alpha or rank is away from its 
 LEAST_KEPT = 0.5  # of the adapter's change, by its projection
 
 
-class Difference(NamedTuple):
+class ExportFault(NamedTuple):
     """Something of an export that is not as it was trained."""
 
     place: str  # module, or file of the export
@@ -53,7 +53,7 @@ class WeightReport:
         kept: share of the adapter's change that is in the export; None without an adapter.
     """
 
-    differences: list[Difference] = field(default_factory=list)
+    differences: list[ExportFault] = field(default_factory=list)
     number: int = 0
     kept: float | None = None
 
@@ -158,11 +158,11 @@ def compare_weights(
     for cause, modules in causes.items():
         more = len(dict.fromkeys(modules)) - 1
         report.differences.append(
-            Difference(modules[0], cause + (f", as in {counted(more, 'module')} more" * (more > 0)))
+            ExportFault(modules[0], cause + (f", as in {counted(more, 'module')} more" * (more > 0)))
         )
     if report.kept is not None and report.kept < LEAST_KEPT and not report.differences:
         report.differences.append(
-            Difference(
+            ExportFault(
                 "model.safetensors",
                 f"rounding keeps {report.kept:.0%} of the adapter's change, which is smaller than the distance between "
                 "two numbers of this type. Export with --dtype fp32, or without --merge",

@@ -159,7 +159,7 @@ def was_asked_for(args: object, name: str) -> bool:
     return asked is None or name in asked
 
 
-def batch_formers(args: object) -> list[str]:
+def batching_fields(args: object) -> list[str]:
     """The settings that are on and form batches by length themselves."""
     return [name for name in BATCHING_FIELDS if get_value(args, name) is not None]
 

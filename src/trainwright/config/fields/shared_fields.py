@@ -352,8 +352,8 @@ class AcceleratorFields(FieldGroup, group="Distributed"):
         "Settings of accelerate: dict, JSON, or path of a JSON file; see AcceleratorConfig.",
         syntax=("dict", "maybe_path"),
         formerly={
-            "dispatch_batches": aliases.Entry("dispatch_batches", reads=bool),
-            "split_batches": aliases.Entry("split_batches", unset=(None, False), reads=bool),
+            "dispatch_batches": aliases.DictKey("dispatch_batches", reads=bool),
+            "split_batches": aliases.DictKey("split_batches", unset=(None, False), reads=bool),
         },
     )
     parallelism_config: Any = fixed(  # accelerate's ParallelismConfig, which is not imported here
@@ -416,8 +416,8 @@ class DistributedFields(FieldGroup, group="Distributed"):
         "Settings of FSDP: dict, JSON, or path of a JSON file.",
         syntax=("dict", "maybe_path"),
         formerly={
-            "fsdp_min_num_params": aliases.Entry("min_num_params", unset=(None, 0), reads=int),
-            "fsdp_transformer_layer_cls_to_wrap": aliases.Entry("transformer_layer_cls_to_wrap"),
+            "fsdp_min_num_params": aliases.DictKey("min_num_params", unset=(None, 0), reads=int),
+            "fsdp_transformer_layer_cls_to_wrap": aliases.DictKey("transformer_layer_cls_to_wrap"),
         },
     )
     deepspeed: dict[str, Any] | str | None = fixed(

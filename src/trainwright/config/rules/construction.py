@@ -11,7 +11,7 @@ from typing import Any
 from trainwright.capability_table import BATCHING_FIELDS
 from trainwright.config.coerce import parse_factor, parse_steps
 from trainwright.config.enums import word
-from trainwright.config.fields import batch_formers, get_value
+from trainwright.config.fields import batching_fields, get_value
 from trainwright.config.protocol import Arguments
 from trainwright.config.rules.stages import Stage, all_set, rule
 from trainwright.distributed.world import PARALLEL_SIZES
@@ -241,7 +241,7 @@ for _what, _name in (
 
 @rule(Stage.CONSTRUCTION, "train_sampling_strategy", *BATCHING_FIELDS)
 def formed_batches_have_their_order(args: Arguments) -> str | None:
-    asked = batch_formers(args)
+    asked = batching_fields(args)
     if not asked or args.train_sampling_strategy == "random":
         return None
     return (
@@ -252,7 +252,7 @@ def formed_batches_have_their_order(args: Arguments) -> str | None:
 
 @rule(Stage.CONSTRUCTION, "accelerator_config", *BATCHING_FIELDS)
 def formed_batches_stay_whole(args: Arguments) -> str | None:
-    asked = batch_formers(args)
+    asked = batching_fields(args)
     config = args.accelerator_config
     taken_apart = [name for name in ("split_batches", "dispatch_batches") if getattr(config, name, None)]
     if not asked or not taken_apart:

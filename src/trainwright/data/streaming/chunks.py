@@ -103,7 +103,7 @@ def _slicer(items: Sequence[T]) -> Callable[[ChunkPart | None], Sequence[T]]:
 
 
 def chunk_batches(
-    opened: OpenStream, share: RankShare, former: BatchFormer, *, derive_seed: Callable[[int], int]
+    opened: OpenStream, share: RankShare, batcher: BatchFormer, *, derive_seed: Callable[[int], int]
 ) -> Iterator[Chunk]:
     """Yields chunks of batches formed by length. Skips trained items at once.
 
@@ -117,26 +117,26 @@ def chunk_batches(
         return opened.state() if number > 0 else None
 
     state = opened.place.state if opened.at > 0 else None
-    buffer = LookaheadBuffer(opened.items, begin_block, block=former.block, at=opened.at, state=state)
+    buffer = LookaheadBuffer(opened.items, begin_block, block=batcher.block, at=opened.at, state=state)
     start = opened.place.start
     with opened.bar(start) as bar:
         while buffer.start < start:
-            size = min(former.block, start - buffer.start)
+            size = min(batcher.block, start - buffer.start)
             if not buffer.fill(size):
                 _raise_shorter(buffer.start + len(buffer), start)
             buffer.drop(size)
             bar.update(size)
-    return _chunk_batches(buffer, opened.place, share.num_processes, former, derive_seed)
+    return _chunk_batches(buffer, opened.place, share.num_processes, batcher, derive_seed)
 
 
 def _chunk_batches(
-    buffer: LookaheadBuffer, place: StreamPlace, width: int, former: BatchFormer, derive_seed: Callable[[int], int]
+    buffer: LookaheadBuffer, place: StreamPlace, width: int, batcher: BatchFormer, derive_seed: Callable[[int], int]
 ) -> Iterator[Chunk]:
     """Yields one batch per process at a time."""
     position = place.samples
     multiple = place.multiple or width
     done = place.taken if place.multiple else place.samples  # if only the number of samples is known
-    while ahead := next_lookahead(buffer, former, multiple=multiple, seed=derive_seed(buffer.start)):
+    while ahead := next_lookahead(buffer, batcher, multiple=multiple, seed=derive_seed(buffer.start)):
         formed, size = ahead
         skipped = min(done, len(formed.groups))
         done -= skipped

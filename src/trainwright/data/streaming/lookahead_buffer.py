@@ -170,27 +170,27 @@ class LookaheadBatches:
 
 
 def next_lookahead(
-    buffer: LookaheadBuffer, former: BatchFormer, *, multiple: int, seed: int
+    buffer: LookaheadBuffer, batcher: BatchFormer, *, multiple: int, seed: int
 ) -> tuple[LookaheadBatches, int] | None:
     """Returns the batches of the next look-ahead and the number of samples in them; None at the end of the stream.
 
     Their number is a multiple of `multiple`, unless the stream ends; `seed` determines their order.
     """
     lengths: list[int] = []
-    num = former.size
+    num = batcher.size
     has_all = False
     count = 0
-    while not has_all and count <= max(multiple, former.min_batches):
+    while not has_all and count <= max(multiple, batcher.min_batches):
         has_all = not buffer.fill(num)
         new = buffer.items[len(lengths) : num]
-        lengths += [former.length(item, buffer.start + len(lengths) + i) for i, item in enumerate(new)]
-        count = len(former.order(lengths)) if lengths and not has_all else 0
+        lengths += [batcher.length(item, buffer.start + len(lengths) + i) for i, item in enumerate(new)]
+        count = len(batcher.order(lengths)) if lengths and not has_all else 0
         num += -(-num // 2)
     if not lengths:
         return None
     size = len(lengths)
     if not has_all:  # as many samples, from the front, as fill a whole number of batches
         most = (count - 1) // multiple * multiple
-        size = bisect_right(range(1, size), most, key=lambda size: len(former.order(lengths[:size])))
-    order = former.order(lengths[:size], seed=seed, drop_last=has_all)
+        size = bisect_right(range(1, size), most, key=lambda size: len(batcher.order(lengths[:size])))
+    order = batcher.order(lengths[:size], seed=seed, drop_last=has_all)
     return LookaheadBatches(buffer.items[:size], buffer.numbers[:size], order), size

@@ -41,8 +41,8 @@ from trainwright.data.streaming.stream_state import (
     BatchItems,
     BatchOrigin,
     EpochProgress,
-    Split,
     StreamPlace,
+    StreamSplit,
     is_hf_stream,
     is_shuffled_stream,
     keeps_state,
@@ -69,14 +69,14 @@ class StreamItems(IterableDataset[BatchItems]):
     seed: int  # for workers, and for the dataset's own generator if it has one
     seeds_workers: bool = True
     seeds_always: bool = False  # also seeds the main process
-    former: BatchFormer | None = None
-    split: Split = WHOLE
+    batcher: BatchFormer | None = None
+    split: StreamSplit = WHOLE
     # an error if the stream ends before the start; otherwise there is simply nothing to read
     must_reach_start: bool = True
 
     def __post_init__(self) -> None:
         # A resume reads a look-ahead again, and random draws in it must be the same.
-        self.seeds_always = self.seeds_always or self.former is not None
+        self.seeds_always = self.seeds_always or self.batcher is not None
         self.start = (-1, EpochProgress())  # an epoch and its trained part
         self.sample_filter: SampleFilter = EVERY_SAMPLE
         self.is_divided = False  # the user's `worker_init_fn` gave this worker a part of its own
@@ -94,7 +94,7 @@ class StreamItems(IterableDataset[BatchItems]):
     @property
     def is_counted(self) -> bool:
         """True if the number of batches follows from the number of items."""
-        return self.former is None and self.split.is_whole
+        return self.batcher is None and self.split.is_whole
 
     @property
     def num_samples(self) -> int | None:
@@ -132,19 +132,19 @@ class StreamItems(IterableDataset[BatchItems]):
     @property
     def unit(self) -> str | None:
         """The unit of a position; None for single items of the whole stream."""
-        unit = None if self.former is None else self.former.unit
+        unit = None if self.batcher is None else self.batcher.unit
         if self.split.is_whole:
             return unit
         return f"{unit or 'single samples'}, of {self.split.num_parts} parts read by a process each"
 
     def describe(self) -> OrderKind:
         """Returns everything that the batches depend on besides the stream, the seed and the number of processes."""
-        formed = {} if self.former is None else self.former.describe()
+        formed = {} if self.batcher is None else self.batcher.describe()
         return {"kind": "stream", **formed}
 
     def exclude(self, sample_filter: SampleFilter) -> None:
         """Excludes samples; replaces an earlier selection. DataError if they cannot be identified in this way."""
-        if self.former is not None:
+        if self.batcher is not None:
             raise DataError(
                 "Batches formed by length from a stream cannot exclude samples. Remove the samples from the stream "
                 f"itself, and delete {sample_filter.file_name} in output_dir."
@@ -187,7 +187,7 @@ class StreamDataLoader(PreparedDataLoader):
     ) -> None:
         self.exchange = exchange
         self.items = items  # reads the dataset, from a position on
-        size = items.share.batch_size if items.former is None else None
+        size = items.share.batch_size if items.batcher is None else None
         drop_last = size is not None and items.drop_last
         super().__init__(items.source, batch_size=size, drop_last=drop_last, collate_fn=collate, **options)
         vars(self)["dataset"] = items.source  # torch wraps a datapipe, to serialize it
@@ -266,8 +266,8 @@ class StreamReader:
         """Yields rows for the collator, one portion per batch. Skips trained items at once."""
         opened = self._open()
         share = self.stream.share
-        former = self.stream.former
-        if former is None:
+        batcher = self.stream.batcher
+        if batcher is None:
             stream = self.stream
             chunks = chunk_items(opened, share, drop_last=stream.drop_last, must_reach_start=stream.must_reach_start)
             return self._portions(chunks)
@@ -275,7 +275,7 @@ class StreamReader:
         def seed(start: int) -> int:
             return derive_seed((self.stream.seed, self.epoch, start, self._whose))
 
-        return self._portions(chunk_batches(opened, share, former, derive_seed=seed))
+        return self._portions(chunk_batches(opened, share, batcher, derive_seed=seed))
 
     def _open(self) -> OpenStream:
         """Starts reading at the dataset's own state, or at the beginning."""
@@ -330,7 +330,7 @@ class StreamReader:
             actual = getattr(actual, "actual", actual)
             self.watched = _WatchedInfo(actual, self.worker)
             set_worker_info(self.watched)
-        size = self.stream.share.chunk_size if self.stream.former is None else self.stream.former.block
+        size = self.stream.share.chunk_size if self.stream.batcher is None else self.stream.batcher.block
         # At its beginning, a stream may draw an order that workers divide: they must all draw the same.
         self._seed(position // size, self._whose if position > 0 else 0, 0)
         items: Iterator[Item] = iter(self.stream.source)
@@ -435,7 +435,7 @@ class RankExchange(Protocol):
 
 
 def equal_batches(
-    fetched: Iterator[tuple[Batch, BatchOrigin]], exchange: RankExchange, split: Split, *, size: int, begins: bool
+    fetched: Iterator[tuple[Batch, BatchOrigin]], exchange: RankExchange, split: StreamSplit, *, size: int, begins: bool
 ) -> Iterator[tuple[Batch, BatchOrigin]]:
     """Yields the batches of this process's part (`split`), and filler batches, each with the origin over all processes.
 
@@ -473,7 +473,7 @@ def equal_batches(
         begins = False
 
 
-def _join_shares(origin: BatchOrigin | None, counts: list[int], split: Split, size: int) -> BatchOrigin:
+def _join_shares(origin: BatchOrigin | None, counts: list[int], split: StreamSplit, size: int) -> BatchOrigin:
     total = sum(count for count in counts if count > 0)
     if origin is None:
         stands_in = ChunkPart(0, 0, 0, 0.0)

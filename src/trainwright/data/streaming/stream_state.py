@@ -18,7 +18,7 @@ from trainwright.errors import DataError
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class StreamSplit:
     """Part of a stream that this process reads: all of it, unless the user split it between the processes."""
 
     rank: int = 0
@@ -35,7 +35,7 @@ class Split:
         return None if self.is_whole else (self.rank, self.num_parts)
 
 
-WHOLE = Split()
+WHOLE = StreamSplit()
 
 
 class StreamPlace(NamedTuple):
@@ -97,7 +97,7 @@ class EpochProgress:
         self.next_worker = (origin.worker + 1) % origin.num_workers
 
     @classmethod
-    def passed_over(cls, samples: int, split: Split = WHOLE) -> EpochProgress:
+    def passed_over(cls, samples: int, split: StreamSplit = WHOLE) -> EpochProgress:
         """Returns the progress after some samples of all processes, without knowledge of workers or dataset states."""
         place = StreamPlace(samples=samples // split.num_parts)
         return cls(samples=samples, of_worker={0: place} if samples else {}, part=split.part)
@@ -119,7 +119,7 @@ class EpochProgress:
         return cls(**{**values, "of_worker": places, "part": None if part is None else tuple(part)})
 
 
-def progress_at(samples: int, saved: Mapping[str, Any] | None, split: Split) -> EpochProgress:
+def progress_at(samples: int, saved: Mapping[str, Any] | None, split: StreamSplit) -> EpochProgress:
     """Returns the trained part of an epoch at a position: as saved by this process, or derived from the samples.
 
     Raises DataError if each process reads its own part and this one's position is unknown.
@@ -166,12 +166,12 @@ def check_is_whole(dataset: object, num_processes: int, *, purpose: str) -> None
         )
 
 
-def split_for(dataset: object, *, rank: int, num_processes: int) -> Split:
+def split_for(dataset: object, *, rank: int, num_processes: int) -> StreamSplit:
     """Returns the part of a stream that this process trains on; DataError if it was split for other processes."""
     if isinstance(dataset, SourceStream):
         check_is_whole(dataset, num_processes, purpose=dataset.description)
     split = _read_split(dataset) if num_processes > 1 else WHOLE
-    if split.is_whole or split == Split(rank, num_processes):
+    if split.is_whole or split == StreamSplit(rank, num_processes):
         return split
     raise DataError(
         f"The stream was split with split_dataset_by_node(rank={split.rank}, world_size={split.num_parts}), but this "
@@ -180,9 +180,9 @@ def split_for(dataset: object, *, rank: int, num_processes: int) -> Split:
     )
 
 
-def _read_split(dataset: object) -> Split:
+def _read_split(dataset: object) -> StreamSplit:
     config = getattr(dataset, "_distributed", None) if is_hf_stream(dataset) else None
-    return WHOLE if config is None else Split(config.rank, config.world_size)
+    return WHOLE if config is None else StreamSplit(config.rank, config.world_size)
 
 
 def keeps_state(dataset: object) -> bool:

@@ -19,9 +19,9 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainwright._types import Batch
-from trainwright.config import planned, resolve
+from trainwright.config import plan_words, resolve
 from trainwright.config.enums import word
-from trainwright.config.fields import assign, batch_formers
+from trainwright.config.fields import assign, batching_fields
 from trainwright.config.plans import StepPlan
 from trainwright.config.protocol import Arguments
 from trainwright.data.prepared_dataloader import map_tensors
@@ -246,7 +246,7 @@ def _grown(one: PeakMemory, two: PeakMemory, steps: float) -> PeakMemory:
 def _with_settings(trainer: AnyTrainer, model: Any, settings: dict[str, Any], *, stands_in: bool = False) -> Any:
     """A copy with an engine, an optimizer and a schedule of its own; `stands_in`: its tensors have no memory."""
     copied = make_copy(trainer, settings, model=model, optimizer=None, lr_scheduler=None)
-    planned.apply(copied.args, settings)
+    plan_words.apply(copied.args, settings)
     # Stand-ins have no values to guard.
     assign(copied.args, {"on_nonfinite": "ignore", "on_spike": "off"})
     Internals(copied).services.use_engine(build.make_engine(copied.args, stands_in=stands_in))
@@ -411,7 +411,7 @@ def changes(
     """
     size = args.per_device_train_batch_size
     steps = args.gradient_accumulation_steps
-    by_samples = not batch_formers(args)
+    by_samples = not batching_fields(args)
     factors = [k for k in (2, 4, 8, 16, 32, 64) if size % k == 0] if by_samples else []
     smaller: list[Settings] = [
         {"per_device_train_batch_size": size // k, "gradient_accumulation_steps": steps * k} for k in factors

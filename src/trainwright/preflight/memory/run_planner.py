@@ -10,7 +10,7 @@ import copy
 import warnings
 from typing import Any
 
-from trainwright.config import planned, resolve
+from trainwright.config import plan_words, resolve
 from trainwright.config.accelerator import AcceleratorConfig
 from trainwright.distributed.device import supports_bf16
 from trainwright.distributed.process_group import simulated_process_group
@@ -31,7 +31,7 @@ def plan_run(
     processes: int,
     *,
     per_node: int | None,
-    engine: planned.Planned | None,
+    engine: plan_words.Planned | None,
     budget: Any,
     tries: bool = True,
 ) -> RunPlan:
@@ -41,8 +41,8 @@ def plan_run(
         trainer: in one process, with the whole model.
         processes: of the run.
         per_node: processes on one machine; None: 8, or all if they are fewer.
-        engine: how the model is shared out, a word of `config/planned.py` or a configuration of DeepSpeed; None: as the
-            arguments say.
+        engine: how the model is shared out, a word of `config/plan_words.py` or a configuration of DeepSpeed; None: as
+            the arguments say.
         budget: memory of a device, a size as "80GB"; None: unknown.
         tries: look for changes of settings.
 
@@ -53,15 +53,15 @@ def plan_run(
     num_each = min(MAX_PER_NODE, processes) if per_node is None else per_node
     _check(trainer, processes, num_each)
     limit = parse_size(budget)
-    asked = planned.collect_settings(engine, trainer.args)
+    asked = plan_words.collect_settings(engine, trainer.args)
     if "parallelism_config" in asked:
         asked["parallelism_config"] = make_sizes(asked["parallelism_config"])
     base: Settings = asked
     args = copy.copy(trainer.args)
-    planned.apply(args, base)
-    word = planned.name_engine(args)
+    plan_words.apply(args, base)
+    word = plan_words.name_engine(args)
     ranks: list[tuple[str, int]] = [("every rank", 0)]
-    differ = planned.has_rank_kinds(word) or bool(planned.count_sequence_parts(args))
+    differ = plan_words.has_rank_kinds(word) or bool(plan_words.count_sequence_parts(args))
     if differ and processes > 1:  # the last one may have no part of a small tensor
         ranks = [("rank 0", 0), (f"rank {processes - 1}", processes - 1)]
     steps: dict[str, PlannedStep] = {}
@@ -74,7 +74,7 @@ def plan_run(
                     steps[name] = _plan_step(trainer, base)
                     fits = limit is not None and steps[name].peak.total_bytes <= limit
                     if rank == 0 and tries and not fits:
-                        sharding = list(planned.more_sharding(args)) if processes > 1 else []
+                        sharding = list(plan_words.more_sharding(args)) if processes > 1 else []
                         can_bf16 = args.device.type == "cpu" or supports_bf16(args.device) is True
                         found = tried(trainer, changes(args, can_bf16=can_bf16, sharding=sharding), limit, base=base)
     finally:
@@ -88,8 +88,8 @@ def plan_run(
         num_processes=processes,
         per_node=num_each,
         num_replicas=first.num_replicas,
-        engine=planned.word_for(args),
-        engine_title=planned.describe_engine(args),
+        engine=plan_words.word_for(args),
+        engine_title=plan_words.describe_engine(args),
         ranks=tuple(
             RankPlan(
                 name=name,
@@ -109,7 +109,7 @@ def plan_run(
         checkpoint=CheckpointSize(
             weights_bytes=first.weights_bytes,
             optimizer_bytes=0 if args.save_only_model else first.optimizer_bytes,
-            num_writers=processes if planned.writes_parts(args) else 1,
+            num_writers=processes if plan_words.writes_parts(args) else 1,
         ),
         changes=tuple(found),
         budget_bytes=limit,
@@ -126,7 +126,7 @@ def _check(trainer: AnyTrainer, processes: int, per_node: int) -> None:
         raise ArgumentError(
             "A run is planned by a trainer with a train_dataset, in one process that holds the whole model. Start it "
             "without a launcher and without settings that share the model out, and say here how it will be: "
-            f"{planned.EXAMPLE}."
+            f"{plan_words.EXAMPLE}."
         )
     if AcceleratorConfig.of(trainer.args.accelerator_config).use_configured_state:
         raise ArgumentError(

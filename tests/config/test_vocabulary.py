@@ -10,11 +10,11 @@ import pytest
 from trainwright import Trainer, TrainingArguments
 from trainwright.cli.recipe.recipe_reader import known_paths, read_tree
 from trainwright.cli.recipe.schema import TASKS
-from trainwright.config import words
+from trainwright.config import vocabulary
 from trainwright.config.deprecated import OLD_NAMES
 from trainwright.config.enums import OptimizerNames, SaveStrategy, SchedulerType
 from trainwright.config.fields import SETTINGS
-from trainwright.config.words import ELSEWHERE, FIELDS, KEYWORDS, NOTES, TASK_NAMES, VALUES
+from trainwright.config.vocabulary import ELSEWHERE, FIELDS, KEYWORDS, NOTES, TASK_NAMES, VALUES
 from trainwright.errors import RecipeError, UnknownArgumentError
 
 FILE = "task: text-classification\nmodel: {path: model}\ndata: {train: a.csv}\ntraining:\n  max_steps: 1\n"
@@ -92,19 +92,19 @@ def test_the_signature_of_trainer_lists_its_parameters() -> None:
 
 @pytest.mark.parametrize("name", ["xyzzy", "colour", "temperature", "gradients", "steps_of_an_epoch"])
 def test_a_word_that_is_far_from_all_gets_no_suggestion(name: str) -> None:
-    assert words.hint_for_argument(name, [*SETTINGS]) == ""
+    assert vocabulary.hint_for_argument(name, [*SETTINGS]) == ""
 
 
 @pytest.mark.parametrize("name", ["learning_rat", "weigth_decay", "num_train_epoch", "max_step", "wramup_steps"])
 def test_a_misspelt_name_is_still_recognised(name: str) -> None:
-    assert "Did you mean" in words.hint_for_argument(name, [*SETTINGS])
-    assert "Did you mean training." in words.hint_for_entry(f"training.{name}", known_paths())
+    assert "Did you mean" in vocabulary.hint_for_argument(name, [*SETTINGS])
+    assert "Did you mean training." in vocabulary.hint_for_entry(f"training.{name}", known_paths())
 
 
 @pytest.mark.parametrize(("task", "meant"), [("sft", "chat"), ("NER", "token-classification"), ("sentiment", "text-c")])
 def test_the_usual_names_of_tasks_are_understood(task: str, meant: str) -> None:
-    assert f"Did you mean {meant}" in words.hint_for_task(task, TASKS)
-    assert "TRL" in words.hint_for_task("dpo", TASKS)
+    assert f"Did you mean {meant}" in vocabulary.hint_for_task(task, TASKS)
+    assert "TRL" in vocabulary.hint_for_task("dpo", TASKS)
 
 
 def test_values_are_understood_by_their_usual_names() -> None:
