@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 
 from trainwright._types import LEDGER_NAME, RECIPE_NAME, JSONObject, counted
-from trainwright.capabilities.ledger.table import identities, is_without_names, read_table
+from trainwright.capabilities.ledger.table import identities, read_table
 from trainwright.capabilities.quarantine.file import Entry, Named, add_to_quarantine, note_sizes
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.data.identity import SampleId, Seen, fingerprint, follow, listed
-from trainwright.data.row_names import ONE_SOURCE
 from trainwright.errors import ArgumentError, DataError, did_you_mean
 
 QUESTIONS = ("top", "never", "repeated", "by-source", "text")
@@ -38,7 +37,6 @@ class LedgerTable:
     sizes: Mapping[str, int | None]  # samples of each source
     num_samples: int | None  # None for a stream
     id_column: str | None
-    is_older: bool  # written by version 0.2, with row numbers instead of names
 
     @classmethod
     def read(cls, run: Path) -> LedgerTable:
@@ -46,7 +44,6 @@ class LedgerTable:
         path = ledger_file(run)
         table, about = read_table(path)
         columns = {name: table[name].to_pylist() for name in table.column_names}
-        num = about["num_samples"]
         try:
             found = list(identities(columns))
         except (KeyError, ValueError, TypeError) as error:
@@ -55,10 +52,9 @@ class LedgerTable:
             columns,
             [name for name, _ in found],
             [content for _, content in found],
-            about["sources"] or {ONE_SOURCE: num},
-            num,
+            about["sources"],
+            about["num_samples"],
             about.get("id_column"),
-            is_older=is_without_names(about),
         )
 
     def row(self, place: int) -> JSONObject:
@@ -240,7 +236,7 @@ class Texts:
         name = getattr(self.rows[sample], "name", None) if self.has_numbers and self.rows else None
         if name is not None:
             return str(name)
-        is_plain = len(self.table.sizes) == 1 and not self.table.is_older
+        is_plain = len(self.table.sizes) == 1
         names = zip(self.table.names, self.table.columns["sample"], strict=True)
         if is_plain and all(one.row == number and one.file is None and one.key is None for one, number in names):
             return str(SampleId(next(iter(self.table.sizes)), sample))
@@ -267,7 +263,7 @@ def exclude(run: Path, folder: Path, found: Sequence[JSONObject]) -> None:
     entries: list[Entry] = []
     for one in found:
         place = place_of.get(one["sample"])
-        if place is None or table.is_older:
+        if place is None:  # never seen in training, so the ledger has no name of it
             entries.append(int(one["sample"]))
             continue
         name = table.names[place]

@@ -298,8 +298,7 @@ def _place(about: JSONObject, number: int, row: int) -> str:
     place = place_text(number, row)
     if not known:
         return place
-    name = samples[number][row]
-    return f"{name if isinstance(name, str) else f'sample {name}'} ({place})"  # version 0.2 wrote numbers
+    return f"{samples[number][row]} ({place})"
 
 
 def _one_by_one(trainer: Trainer, bare: Any, window: Window, about: JSONObject) -> list[str]:

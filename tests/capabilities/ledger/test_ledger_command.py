@@ -16,18 +16,17 @@ from trainwright.data.identity import SampleId, Seen, fingerprint
 from ...cli.commands import SMALL, call, done, small
 
 
-def write_ledger(folder: Path, *, is_older: bool = False) -> None:
-    """Six samples of the sources a and b; 0, 1 and 3 have visits. Version 0.2 wrote neither probes nor fingerprints."""
+def write_ledger(folder: Path) -> None:
+    """Six samples of the sources a and b; 0, 1 and 3 have visits."""
     ledger = Ledger()
     one = np.ones(1, np.int64)
     for step, (sample, loss) in enumerate([(0, 0.5), (3, 2.0), (1, 0.25), (3, 4.0)], start=1):
         ledger.add(np.array([sample]), step=one * step, visits=one, tokens=one, loss_sum=np.array([loss]))
     names = [SampleId("a", 0), SampleId("a", 1), SampleId("b", 1)]
-    contents = [None if is_older else fingerprint(row(number)) for number in (0, 1, 3)]
-    about = {"step": 4, "num_samples": 6, "sources": {"a": 2, "b": 4}, "is_mean": False}
-    probes = {} if is_older else {"probes": {}}
+    contents = [fingerprint(row(number)) for number in (0, 1, 3)]
+    about = {"step": 4, "num_samples": 6, "sources": {"a": 2, "b": 4}, "is_mean": False, "probes": {}}
     folder.mkdir(exist_ok=True)
-    write_table(as_table(ledger.noted(), identity_columns(names, contents), about | probes), folder / LEDGER_NAME)
+    write_table(as_table(ledger.noted(), identity_columns(names, contents), about), folder / LEDGER_NAME)
 
 
 def row(number: int) -> dict[str, str]:
@@ -69,10 +68,9 @@ def test_rows_are_printed_and_the_quarantine_takes_their_names(folder: Path) -> 
     assert read_quarantine(folder).entries == (Named(SampleId("b", 1), Seen(fingerprint(row(3)), 4)),)
 
 
-def test_quarantine_takes_numbers_of_older_ledger_and_the_sizes_of_its_data(folder: Path) -> None:
-    write_ledger(folder, is_older=True)
-    done("ledger", str(folder), "-n", "1", "--quarantine", str(folder))
-    assert read_quarantine(folder) == Quarantined((3,), {"a": 2, "b": 4})
+def test_rows_that_were_never_seen_have_numbers_in_the_quarantine_beside_the_sizes_of_the_data(folder: Path) -> None:
+    done("ledger", str(folder), "never", "--quarantine", str(folder))
+    assert read_quarantine(folder) == Quarantined((2, 4, 5), {"a": 2, "b": 4})
 
 
 def test_two_runs_are_compared_by_the_identity_of_their_rows(folder: Path) -> None:

@@ -106,24 +106,22 @@ def test_id_column_names_rows_by_their_values(tmp_path: Path) -> None:
     assert trained_numbers(tmp_path, as_table(edited)) == set(range(16)) - {2, 7}
 
 
-# -- numbers, as version 0.2 wrote them ------------------------------------------------------------------------------
+# -- numbers, as `trainwright ledger never --quarantine` writes them --------------------------------------------------
 
 
-def test_numbers_of_an_older_version_hold_for_their_first_data(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_numbers_hold_for_their_first_data(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     add_to_quarantine(tmp_path, [3, 9])
     with caplog.at_level(logging.WARNING):
         assert trained_numbers(tmp_path, ROWS) == set(range(16)) - {3, 9}
         assert trained_numbers(tmp_path, ROWS) == set(range(16)) - {3, 9}
-    assert caplog.text.count("has sample numbers, written by version 0.2") == 1
+    assert caplog.text.count("has sample numbers.") == 1
     with pytest.raises(DataError, match=r"for 'train' with 16 rows\. The training data now has 'train' with 15 rows"):
         trained_numbers(tmp_path, ROWS[1:])
     with pytest.raises(DataError, match="now has 'a' with 8 rows, 'train' with 8 rows"):
         trained_numbers(tmp_path, {"a": ROWS[:8], "train": ROWS[8:]})
 
 
-def test_numbers_of_an_older_version_are_compared_with_the_newest_checkpoint(tmp_path: Path) -> None:
+def test_numbers_are_compared_with_the_newest_checkpoint(tmp_path: Path) -> None:
     trained_numbers(tmp_path, ROWS, save_strategy="epoch")
     add_to_quarantine(tmp_path, [3, 9])
     with pytest.raises(DataError, match="data had 16 rows in checkpoint-8, but now has 15"):

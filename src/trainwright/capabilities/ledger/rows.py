@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -24,7 +24,6 @@ from trainwright.capabilities.ledger.table import (
     columns_in,
     identities,
     identity_columns,
-    is_without_names,
     read_table,
 )
 from trainwright.data.identity import SampleId, Seen, as_hex, follow, listed
@@ -137,20 +136,17 @@ class LedgerRows:
         """
         table, about = read_table(path)
         columns = columns_in(table, path)
-        if is_without_names(about):
-            numbers = self._read_older_numbers(table, about, path)
-        elif self._is_same_data(table, about):
+        if self._is_same_data(table, about):
             return columns
-        else:
-            numbers = self._followed(table, about, path)
+        numbers = self._followed(table, about, path)
         kept = numbers >= 0
         found = {name: column[kept] for name, column in columns.items()}
         return {**found, "sample": numbers[kept]}
 
     def is_same(self, about: JSONObject) -> bool:
         """Returns whether the data is unchanged, judged by its size and by some of its rows."""
-        sizes = about.get("sources")
-        return sizes is not None and list(sizes.items()) == list(self._names.sizes.items()) and not self._changed(about)
+        sizes = about["sources"]
+        return list(sizes.items()) == list(self._names.sizes.items()) and not self._changed(about)
 
     def _changed(self, about: JSONObject) -> set[str]:
         """Returns the sources in which a row read earlier is now different."""
@@ -180,7 +176,7 @@ class LedgerRows:
     def _followed(self, table: pa.Table, about: JSONObject, path: Path) -> Array:
         """Returns the current number of each sample; -1 for samples that no longer exist."""
         lists = {name: table[name].to_pylist() for name in table.column_names}
-        sizes = about["sources"] or {}
+        sizes = about["sources"]
         rows = list(identities(lists))
         before = {name: Seen(content, sizes.get(name.source)) for name, content in rows}
         found = follow(before, self._names, changed=self._changed(about))
@@ -203,33 +199,7 @@ class LedgerRows:
             numbers.append(here[place] if place < len(here) else -1)
         return np.asarray(numbers, dtype=np.int64)
 
-    def _read_older_numbers(self, table: pa.Table, about: JSONObject, path: Path) -> Array:
-        """Returns the numbers of a ledger of version 0.2, which only stores positions of rows."""
-        names = self._names
-        sizes = about["sources"] or {source.name: about["num_samples"] for source in names.sources[:1]}
-        logger.warning(
-            "%s was written by version 0.2: its rows have positions instead of names. They are right if the data is "
-            "the same.",
-            path,
-        )
-        sources: Sequence[str] = table["source"].to_pylist()
-        if about["sources"] is None:
-            sources = [names.sources[0].name] * len(sources)
-        changed = {name for name, size in sizes.items() if name in names.sizes and names.sizes[name] != size}
-        if changed & set(sources) or (about["sources"] is None and len(names.sources) > 1):
-            raise DataError(
-                f"{path} was written by version 0.2 for {_sizes_text(sizes)}. The data now has "
-                f"{_sizes_text(names.sizes)}, so its rows cannot be matched. {CURE}"
-            )
-        places = table["row"].to_pylist() if about["sources"] else table["sample"].to_pylist()
-        found = [names.number_at(source, place) for source, place in zip(sources, places, strict=True)]
-        return np.asarray([-1 if number is None else number for number in found], dtype=np.int64)
-
 
 def _spread(num: int, most: int) -> Iterable[int]:
     """Returns at most `most` numbers below `num`, evenly spread and including the last."""
     return dict.fromkeys(np.linspace(0, num - 1, min(num, most)).astype(int).tolist()) if num else ()
-
-
-def _sizes_text(sizes: Any) -> str:
-    return ", ".join(f"{name!r} with {'no end' if size is None else f'{size} rows'}" for name, size in sizes.items())

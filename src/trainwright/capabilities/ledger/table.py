@@ -186,10 +186,10 @@ def _check(table: pa.Table, about: JSONObject) -> None:
     """Raises ValueError for an invalid table or invalid metadata."""
     sources = about["sources"]
     num_samples = about["num_samples"]
-    probes = about.get("probes", {})
+    probes = about.get("probes")
     if not isinstance(probes, dict) or not all(_are_probes(rows) for rows in probes.values()):
         raise ValueError("its metadata is invalid")
-    if not isinstance(sources, dict | None) or not (num_samples is None or is_count(num_samples)):
+    if not isinstance(sources, dict) or not (num_samples is None or is_count(num_samples)):
         raise ValueError("its metadata is invalid")
     for name in ("sample", "mean_loss", *DTYPES):
         column = table[name].to_numpy()
@@ -211,7 +211,7 @@ def _are_probes(rows: object) -> bool:
 
 
 def _check_identities(table: pa.Table) -> None:
-    """Raises ValueError if the columns that identify samples have wrong types; 0.2 wrote the first two of them."""
+    """Raises ValueError if the columns that identify samples have wrong types."""
     import pyarrow as pa
 
     tests = {"source": pa.types.is_string, "row": pa.types.is_integer}
@@ -226,11 +226,6 @@ def _check_identities(table: pa.Table) -> None:
     if "fingerprint" in table.column_names:
         for text in table["fingerprint"].to_pylist():
             parse_hex(text)
-
-
-def is_without_names(about: JSONObject) -> bool:
-    """Returns True for the metadata of a ledger of version 0.2, which numbers rows and does not name them."""
-    return "probes" not in about
 
 
 def columns_in(table: pa.Table, path: Path) -> Columns:

@@ -40,7 +40,7 @@ def find_samples(quarantined: Quarantined, dataset: DatasetLike, names: RowNames
     numbers = [entry for entry in quarantined.entries if isinstance(entry, int)]
     if numbers and quarantined.sizes is not None and dict(quarantined.sizes) != names.sizes:
         raise DataError(
-            f"{QUARANTINE_NAME} has sample numbers (written by version 0.2) for {_described(quarantined.sizes)}. "
+            f"{QUARANTINE_NAME} has sample numbers for {_described(quarantined.sizes)}. "
             f"The training data now has {_described(names.sizes)}, so they would exclude other rows. {CURE}"
         )
     samples.update(numbers)

@@ -91,7 +91,7 @@ class Quarantine(Extension):
         return find_samples(read, self._dataset, names)
 
     def _take_numbers(self, names: RowNames) -> None:
-        """Warns about numbers, which version 0.2 wrote, and records which data they refer to.
+        """Warns about numbers, which hold for one state of the data, and records which data they refer to.
 
         Raises DataError if the newest checkpoint of the directory was written for a different number of rows.
         """
@@ -101,12 +101,12 @@ class Quarantine(Extension):
         trained = None if cursor is None or cursor.get("unit") else cursor.get("num_samples")
         if trained is not None and len(names) not in (0, trained):
             raise DataError(
-                f"{QUARANTINE_NAME} in {self._folder} has sample numbers (written by version 0.2). The training "
+                f"{QUARANTINE_NAME} in {self._folder} has sample numbers. The training "
                 f"data had {counted(trained, 'row')} in checkpoint-{newest}, but now has {len(names)}, so the numbers "
                 f"would exclude other rows. {CURE}"
             )
         logger.warning(
-            "%s in %s has sample numbers, written by version 0.2. They are only right for the data of that time. "
+            "%s in %s has sample numbers. They are only right for the data for which they were written. "
             "trainer.quarantine writes names, which stay right when the data changes.",
             QUARANTINE_NAME,
             self._folder,

@@ -2,7 +2,7 @@
 
 {"name": "reviews.csv:130", "source": "train", "line": 130, "file": "reviews.csv", "fingerprint": "…", "rows": 400}
 {"column": "id", "sample": "doc-3"}    the value of a column
-{"sample": 17}                         a number, as version 0.2 wrote it: valid for one state of the data only
+{"sample": 17}                         the number of a row that has no name: valid for one state of the data only
 {"sources": {"train": 400}}            the data for which such numbers were first read
 """
 
