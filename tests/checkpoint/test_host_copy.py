@@ -38,12 +38,12 @@ def as_bytes(tree: Any) -> bytes:
 def test_a_copy_is_written_with_the_same_bytes(name: str) -> None:
     """Views stay views of one storage, objects that occur twice occur twice."""
     tree = trees()[name]
-    assert as_bytes(HostBuffers().copy_of(tree)) == as_bytes(tree)
+    assert as_bytes(HostBuffers().make_copy(tree)) == as_bytes(tree)
 
 
 def test_what_happens_to_the_original_later_is_not_seen() -> None:
     tree = {"w": torch.ones(1000), "lr": [1.0]}
-    copied = HostBuffers().copy_of(tree)
+    copied = HostBuffers().make_copy(tree)
     tree["w"].add_(1)  # type: ignore[attr-defined]
     tree["lr"][0] = 2.0  # type: ignore[index]
     assert (copied["w"].sum().item(), copied["lr"]) == (1000, [1.0])
@@ -85,7 +85,7 @@ class Quantised(torch.Tensor):
 )
 def test_what_is_more_than_values_in_memory_is_refused(tensor: torch.Tensor) -> None:
     with pytest.raises(NotPlainError):
-        HostBuffers().copy_of({"a": torch.ones(2), "b": tensor})
+        HostBuffers().make_copy({"a": torch.ones(2), "b": tensor})
 
 
 def test_available_memory_is_a_number_of_bytes() -> None:
