@@ -29,7 +29,7 @@ from trainwright.support import log_handler
 
 __version__ = "0.3.0"
 
-# Module -> public names that live in it.
+# Module -> public names that live in it; those of a capability are in its row.
 _HOMES: dict[str, tuple[str, ...]] = {
     "trainwright.trainer": ("Trainer",),
     "trainwright.seq2seq_trainer": ("Seq2SeqTrainer",),
@@ -145,7 +145,6 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "torch_pad_and_concatenate",
     ),
     "trainwright.search.base": ("BestRun", "default_compute_objective"),
-    "trainwright.capabilities.experts.extension": ("ExpertLoad",),
     "trainwright.loop.extension": ("Decision", "Extension", "MicroBatch", "StepFacts"),
     "trainwright.support.loss_normalization": ("LabelSmoother", "LossOutput"),
     "trainwright.optim.parameter_groups": ("check_target_module_exists", "get_parameter_names"),
@@ -170,7 +169,6 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "get_wsd_schedule",
     ),
     "trainwright.data.seeding": ("enable_full_determinism", "seed_worker", "set_seed"),
-    "trainwright.capabilities.curriculum.curriculum": ("Curriculum", "LedgerColumns"),
     "trainwright.data.length_sampler": ("LengthGroupedSampler", "get_length_grouped_indices"),
     "trainwright.data.balanced_batches": ("BatchRebalanceSampler",),
     "trainwright.data.columns": (
@@ -194,6 +192,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "TRAINING_ARGS_NAME",
         "has_length",
     ),
+    **capability_table.PUBLIC_NAMES,
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 # From transformers too.
@@ -289,7 +288,7 @@ def _at_former_path(path: str, name: str) -> Any:
 
 
 class _OriginalPaths:
-    """Finds the modules of `ORIGINAL_PATHS` that have no file, and former paths of modules.
+    """Finds the modules of `ORIGINAL_PATHS` that have no file, former paths of modules, and the packages around them.
 
     It is asked last, when no other finder knows an import.
     """
@@ -297,9 +296,10 @@ class _OriginalPaths:
     @staticmethod
     def find_spec(fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         package, _, path_there = fullname.partition(".")
-        if package != __name__ or path_there not in (*ORIGINAL_PATHS, *capability_table.FORMER_MODULES):
+        known = (*ORIGINAL_PATHS, *capability_table.FORMER_MODULES)
+        is_package = any(path.startswith(f"{path_there}.") for path in known)
+        if package != __name__ or not (is_package or path_there in known):
             return None
-        is_package = any(path.startswith(f"{path_there}.") for path in ORIGINAL_PATHS)
         return ModuleSpec(fullname, _OriginalPaths, is_package=is_package)  # type: ignore[arg-type]
 
     @staticmethod
@@ -311,8 +311,8 @@ class _OriginalPaths:
         path = module.__name__.partition(".")[2]
         if path in capability_table.FORMER_MODULES:
             module.__getattr__ = functools.partial(_at_former_path, path)  # type: ignore[method-assign]
-            return
-        module.__getattr__ = functools.partial(_at_original_path, path)  # type: ignore[method-assign]
+        elif path in ORIGINAL_PATHS:
+            module.__getattr__ = functools.partial(_at_original_path, path)  # type: ignore[method-assign]
 
 
 sys.meta_path.append(_OriginalPaths)  # type: ignore[arg-type]

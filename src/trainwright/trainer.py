@@ -1,7 +1,7 @@
 """Trainer: one flat class with the hooks that the loops call, in the order of the calls.
 
 Each hook is short and calls a component. State of one `train()` call is in `run.run.Run`, state of this process in
-`run.build.Services`.
+`run.services.Services`.
 
 The loop is `_inner_training_loop` (epochs), `_run_epoch` (steps) and `_train_on` (micro-batches, then the update).
 `steps()` yields the same steps, from the same generators, to a loop of the user. `train()` does not iterate over
@@ -51,7 +51,17 @@ from trainwright.loop.fit import epochs, iterate_steps, saving_last_step
 from trainwright.loop.step import Step
 from trainwright.optim import schedules
 from trainwright.optim.parameter_groups import NO_DECAY_LAYERS, NO_DECAY_PATTERNS, get_parameter_names
-from trainwright.run import build, checkpointing, checks, console, input_pipeline, resume, train
+from trainwright.run import (
+    build,
+    checkpointing,
+    checks,
+    console,
+    input_pipeline,
+    loss_rules,
+    resume,
+    run_callbacks,
+    train,
+)
 from trainwright.run.adoption import DerivedFacts
 from trainwright.run.checkpointing import Checkpointer
 from trainwright.run.parts import Parts, find_own_class, with_parts
@@ -59,6 +69,7 @@ from trainwright.run.pickling import make_state, restore
 from trainwright.run.published import declarable, owned_by
 from trainwright.run.refusal import unchanged_if_refused, with_known_keywords
 from trainwright.run.run import Run
+from trainwright.run.services import NoSearch, NoUploads, Services
 from trainwright.state.progress import BACKWARD, EVALUATION, FORWARD, HOST_TO_DEVICE, LOGGING, SAVING, WAITING
 from trainwright.state.recorded_metrics import METRICS
 from trainwright.state.throughput import count_tokens, speed_metrics, step_logs, utilisation
@@ -207,10 +218,10 @@ class Trainer:
             self.args = build.apply_arguments(args, model)
             own = self._trainwright = Parts()
             own.methods = find_own_class(type(self))
-            own.services = build.Services.for_arguments(self.args)
+            own.services = Services.for_arguments(self.args)
             own.services.memory_tracker.start("init")
             own.run = Run.idle(self.args)
-            own.search = build.NoSearch()  # or a Searching
+            own.search = NoSearch()  # or a Searching
             own.extensions = []
 
             # The user's objects.
@@ -250,7 +261,7 @@ class Trainer:
             self.label_names = facts.label_names
             own.services.adoption.note_facts(facts)
             own.methods._adopt_model(self, model)
-            self.label_smoother = build.label_smoother(model, self.args.label_smoothing_factor)
+            self.label_smoother = loss_rules.label_smoother(model, self.args.label_smoothing_factor)
 
             # Invalid combinations are refused first; then callbacks, repository and directory are opened.
             self._validate_args()
@@ -341,11 +352,11 @@ class Trainer:
         engine = self._trainwright.services.engine
         writer = self._trainwright.services.writer
         schedule = self.lr_scheduler
-        handler = build.make_callbacks(
+        handler = run_callbacks.make_callbacks(
             self.args, callbacks, engine=engine, writer=writer, lr_scheduler=schedule, **parts
         )
         if self.args.enable_jit_checkpoint:
-            for callback in build.untied_jit_callbacks(handler):
+            for callback in run_callbacks.untied_jit_callbacks(handler):
                 callback.set_trainer(self)
         self._trainwright.services.use_callbacks(handler, self._trainwright.run.progress.clock)
 
@@ -1592,7 +1603,7 @@ class Trainer:
     def _loss_rule(self) -> LossRule:
         """Returns how losses are scaled, according to the current model and arguments."""
         is_mean = "num_items_in_batch" in missing_names(self.compute_loss)  # an override written for an older version
-        return build.loss_rule(
+        return loss_rules.loss_rule(
             self.model,
             self.args,
             accepts_loss_kwargs=self._trainwright.accepts_loss_kwargs and not is_mean,
@@ -2416,7 +2427,7 @@ class Trainer:
 
     def _open_repository(self, **options: Any) -> None:
         """Opens the repository if it is not open: a copied trainer has its own services, which open it again."""
-        if isinstance(self._trainwright.services.uploads, build.NoUploads):
+        if isinstance(self._trainwright.services.uploads, NoUploads):
             self.init_hf_repo(**options)
 
     def init_git_repo(self, at_init: bool = False) -> None:

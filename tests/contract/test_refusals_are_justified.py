@@ -12,6 +12,7 @@ import pytest
 from trainwright.config.rules.stages import Stage, select_rules
 
 from ..compat.refusals import CALLS, NOT_RUN, PROTECTED, RAISES
+from ..laws.members import read_laws
 from ..sources.parsed import parse_file
 
 pytestmark = pytest.mark.lint
@@ -22,30 +23,21 @@ SRC = Path(__file__).parents[2] / "src" / "trainwright"
 OURS = (
     "cli",
     "command_line",
-    "capabilities.recorded_values.commands",
     "journal",
     "preflight",
     "config.plan_words",  # a run that is planned, not started
     "engine.zero_stand_ins",  # likewise
     "distributed.process_group.simulated_process_group",
-    "capabilities.guard.rollback",  # the command line, the journal, checks before a run, going back
-    "capabilities.incidents.bundle",
-    "capabilities.incidents.recorder.IncidentRecorder.request",  # incidents that are written down
     "data.sample_filter",
     "data.positions.LoaderPosition.exclude",
     "data.streaming.reader.StreamItems.exclude",
     "data.identity",
     "data.row_names",
-    "capabilities.ledger.rows",
-    "capabilities.ledger.table",
     "run.checks.check_id_column",  # names of rows that are kept from run to run
-    "capabilities.quarantine",
-    "capabilities.mirror",  # copies of checkpoints under a URL
     "loop.extension.Extensions",
     "loop.extension.SaveListeners",
     "loop.extension.ReportListeners",  # extensions of one's own
     "run.checks.check_extension",
-    "capabilities.packing",
     "data.streaming.lookahead_buffer",
     "data.sampler_factory.training_order",  # batches by length
     "optim.parameter_groups.layer_factors",
@@ -71,26 +63,21 @@ OURS = (
     "loop.fit.wait_for_data",  # windows of one's own, workers that a signal ended
     "checkpoint.training_state.collect_item_states",
     "checkpoint.training_state.load_items",
-    "capabilities.control",
     "optim.schedules.set_rate",
     "optim.schedules._check_scaled",  # commands to a run under way
-    "capabilities.averages",  # averages of the weights
     "run.resume.check_cooldown",
     "run.resume.check_cooldown_alone",
-    "capabilities.branch",  # branches and cooldowns
-    "capabilities.async_evaluation",
     "run.frozen",
     "run.thaw",  # evaluations beside training
-    "capabilities.experts",  # the load of experts
-    "capabilities.recorded_values.value_comparison",  # values of two runs that are compared
     "support.deadline",  # partners that hang
     "hub.outbox",  # uploads that wait in a directory, where others may place files
     "support.door",
     "search.search_record",  # files that others may have written
-    # Several datasets together, and the ledger of samples.
-    "capabilities.mixture",
-    "capabilities.ledger.sample_losses",
-    "capabilities.curriculum",
+    *(
+        f"capabilities.{name}.{place}".removesuffix(".")
+        for name, law in read_laws().items()
+        for place in getattr(law, "OURS", ())
+    ),
 )
 # What people do not reach with a configuration, a data set, a model or a callback: wrong calls of Python, protocols.
 INTERNAL = (

@@ -9,10 +9,8 @@ import copy
 import itertools
 import os
 import pickle
-import shutil
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ import pytest
 import torch
 
 from trainwright import Curriculum, Decision, Extension, MicroBatch, StepFacts, Trainer, TrainerCallback
-from trainwright._types import EXTENSIONS_NAME, QUARANTINE_NAME
+from trainwright._types import EXTENSIONS_NAME
 from trainwright.capabilities.async_evaluation import capability
 from trainwright.capabilities.quarantine.file import add_to_quarantine
 from trainwright.capability_table import RESERVED_NAMES
@@ -30,11 +28,11 @@ from trainwright.loop.extension import EVENTS, FORWARD, REVERSED, Extensions
 from trainwright.preflight import prove
 
 from .._support.listeners import find_listeners
-from .._support.small import StopAt
 from .._support.two_processes import run as run_ranks
 from ..capabilities.async_evaluation.async_evaluations import Held
 from ..contract import doubles
 from ..loop import test_window_law as window_law
+from .members import Member, read_members
 
 
 class Diary(Extension):
@@ -112,10 +110,6 @@ class NotesLoss(Extension):
 # -- pairs ------------------------------------------------------------------------------------------------------------
 
 
-def nothing(trainer: Any) -> None:
-    """Changes nothing."""
-
-
 def records(trainer: Any) -> None:
     plain = trainer.compute_loss
 
@@ -126,36 +120,8 @@ def records(trainer: Any) -> None:
     trainer.compute_loss = compute_loss
 
 
-@dataclass(frozen=True)
-class Member:
-    """An extension of a run, and how a run gets it."""
-
-    name: str  # of the extension
-    settings: dict[str, Any] = field(default_factory=dict)
-    prepare: Callable[[Any], None] = nothing
-    changes_training: bool = False
-
-
 def scale_loss(ledger: Any) -> Any:
     return 1.0 + ledger.visits
-
-
-def from_a_trunk(trainer: Any) -> None:
-    """Lets the run begin at the first step of another one with the same settings, samples in quarantine and items."""
-    folder = Path(trainer.args.output_dir)
-    args = copy.copy(trainer.args)
-    args.output_dir = str(folder.with_name(f"{folder.name}-trunk"))
-    args.checkpoint_mirror = None  # is refused for a branch of its run
-    args.eval_strategy = "no"
-    args.eval_async = False
-    args.save_strategy = "steps"
-    trunk = Trainer(doubles.model(), args, train_dataset=copy.deepcopy(trainer.train_dataset), callbacks=[StopAt(1)])
-    trunk.checkpoint_items.update(copy.deepcopy(trainer.checkpoint_items))
-    if (folder / QUARANTINE_NAME).is_file():
-        Path(args.output_dir).mkdir(exist_ok=True)
-        shutil.copy(folder / QUARANTINE_NAME, args.output_dir)
-    trunk.train()
-    trainer.args.branch_from = f"{args.output_dir}/checkpoint-1"
 
 
 MEMBERS = {
@@ -184,7 +150,7 @@ MEMBERS = {
     ),
     "a user's": Member("diary", prepare=lambda trainer: trainer.add_extension(Diary())),
     "another of a user's": Member("mean_loss", prepare=lambda trainer: trainer.add_extension(NotesLoss())),
-    "branch": Member("branch", prepare=from_a_trunk),
+    **read_members(),
 }
 NOTHING_ELSE = {
     "on_nonfinite": "ignore",

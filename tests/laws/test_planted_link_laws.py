@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from trainwright._types import QUARANTINE_NAME
 from trainwright.capabilities.branch.origins import bring_along
 from trainwright.capabilities.incidents import bundle
 from trainwright.capabilities.mirror.mirror import Mirror, outbox_path
@@ -24,7 +23,7 @@ from trainwright.capabilities.mirror.parts import PartsOrder
 from trainwright.capabilities.mirror.plan import MirrorPlan
 from trainwright.capabilities.mirror.remote import RemoteStore
 from trainwright.capabilities.mirror.sources import fetch_companions
-from trainwright.capabilities.quarantine.file import add_to_quarantine
+from trainwright.capabilities.quarantine.file import QUARANTINE_NAME, add_to_quarantine
 from trainwright.capabilities.recorded_values.extension import ValueRecorder
 from trainwright.capabilities.recorded_values.value_comparison import values_file
 from trainwright.checkpoint.checkpoint import Checkpoint

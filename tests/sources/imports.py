@@ -12,12 +12,18 @@ PACKAGE = "trainwright"
 
 @dataclass(frozen=True)
 class Import:
-    """`importer` asks for `module`, both as dotted names; `guarded` if it is inside a function or a `try`."""
+    """`importer` asks for `module`, both as dotted names.
+
+    Attributes:
+        guarded: it is inside a function or a `try`.
+        for_types: it is under TYPE_CHECKING, and never carried out.
+    """
 
     importer: str
     module: str
     line: int
     guarded: bool
+    for_types: bool = False
 
     @property
     def package(self) -> str:
@@ -44,13 +50,18 @@ def read(root: Path) -> list[Import]:
 def imports_of(name: str, path: Path, known: Mapping[str, Path]) -> Iterator[Import]:
     tree = parse(text(path))
     guards = {id(inner) for outer in ast.walk(tree) if _guards(outer) for inner in ast.walk(outer)}
+    typed = {id(inner) for outer in ast.walk(tree) if _is_for_types(outer) for inner in ast.walk(outer)}
     for node in ast.walk(tree):
         for module in _asked_for(node, name, is_package=path.name == "__init__.py", known=known):
-            yield Import(name, module, node.lineno, id(node) in guards)  # type: ignore[attr-defined]
+            yield Import(name, module, node.lineno, id(node) in guards, id(node) in typed)  # type: ignore[attr-defined]
 
 
 def _guards(node: ast.AST) -> bool:
     return isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Try))
+
+
+def _is_for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
 def _asked_for(node: ast.AST, name: str, *, is_package: bool, known: Mapping[str, Path]) -> Iterator[str]:

@@ -20,7 +20,7 @@ PICTURE = (
     ("trainer",),
     ("preflight", "search"),  # imported when they are asked for
     ("run",),
-    ("capabilities", "extensions"),
+    ("capabilities",),
     ("capability",),
     ("hub", "trackers"),
     ("loop", "evaluation", "engine", "checkpoint", "data", "optim", "callbacks"),
@@ -205,7 +205,7 @@ def test_a_run_asks_transformers_in_one_place_and_the_trainer_does_not(imports: 
 
 # Who may import a capability: the table finds them by name. The trainer has two methods that belong to one, and the
 # command line has commands.
-HOMES = ("capabilities", "extensions")
+HOMES = ("capabilities",)
 KNOWS_EXTENSIONS = (*HOMES, "preflight", "trainer", "cli")
 
 

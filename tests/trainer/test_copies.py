@@ -94,3 +94,11 @@ def test_a_tracker_is_made_anew(trainer: Any) -> None:
     copied = copy.deepcopy(trainer)
     assert kinds_of_callbacks(copied) == kinds_of_callbacks(trainer)
     assert copied.callback_handler.callbacks[-1] is not trainer.callback_handler.callbacks[-1]
+
+
+def test_a_pickle_that_names_the_former_module_of_its_parts_loads(trainer: Any) -> None:
+    written = pickle.dumps(trainer, protocol=0)
+    now = b"trainwright.run.services"
+    assert now in written
+    loaded = pickle.loads(written.replace(now, b"trainwright.run.build"))
+    assert type(loaded) is type(trainer)

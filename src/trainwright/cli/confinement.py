@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright._types import RECIPE_NAME, is_url
+from trainwright.capability_table import COMMANDS
 from trainwright.errors import RecipeError
 from trainwright.support.door import MAX_SETTINGS, parse_json, read_bytes, shown
 
@@ -22,20 +23,19 @@ from trainwright.support.door import MAX_SETTINGS, parse_json, read_bytes, shown
 READS: Mapping[str, frozenset[str]] = {
     "check": frozenset({"config", "overrides", "memory", "budget", "processes", "per_node", "engine"}),
     "compare": frozenset({"runs", "tolerance"}),
-    "diff": frozenset({"run", "other", "tolerance"}),
     "env": frozenset(),
     "eval": frozenset({"model", "data", "overrides", "task", "weights", "hardest"}),
-    "ledger": frozenset({"run", "question", "other", "number", "data"}),
     "predict": frozenset({"model", "data", "overrides", "task", "weights", "batch_size", "max_new_tokens"}),
-    "replay": frozenset({"folder", "precision", "one_by_one"}),
     "runs": frozenset({"folder"}),
     "schema": frozenset(),
     "train": frozenset({"config", "overrides", "dry_run"}),
     "verify": frozenset({"checkpoint"}),
+    **{entry.name: frozenset(entry.reads) for entry in COMMANDS if entry.reads is not None},
 }
 ALWAYS = frozenset({"as_json", "help"})
 READS_WITH = {"train": "dry_run"}  # command -> parameter without which it writes
-WITH_RECIPE = ("branch", "check", "extend", "ledger", "resume", "train")  # they read the files that a recipe names
+# They read the files that a recipe names.
+WITH_RECIPE = ("check", "extend", "resume", "train", *(entry.name for entry in COMMANDS if entry.reads_recipe))
 SEARCHES = ("runs",)  # they take a folder of many things, and follow no link below it
 # File in a folder of a run -> the keys to a place that it names, and that a command reads.
 NAMES_PLACES: Mapping[str, tuple[str, ...]] = {

@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from trainwright._types import LEDGER_NAME, RECIPE_NAME, JSONObject, counted
-from trainwright.capabilities.ledger.table import identities, read_table
-from trainwright.capabilities.quarantine.file import Entry, Named, add_to_quarantine, note_sizes
+from trainwright._types import RECIPE_NAME, JSONObject, counted
+from trainwright.capabilities.ledger.table import LEDGER_NAME, identities, read_table
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.data.identity import SampleId, Seen, fingerprint, follow, listed
@@ -258,6 +257,8 @@ def _text(row: Any) -> str:
 
 def exclude(run: Path, folder: Path, found: Sequence[JSONObject]) -> None:
     """Adds listed samples to the quarantine of a directory, by their names."""
+    from trainwright.capabilities.quarantine.file import Entry, Named, add_to_quarantine, note_sizes
+
     table = LedgerTable.read(run)
     place_of = {sample: place for place, sample in enumerate(table.columns["sample"])}
     entries: list[Entry] = []

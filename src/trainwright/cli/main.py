@@ -21,7 +21,7 @@ import typer.core
 
 from trainwright import errors
 from trainwright._types import counted, hide, is_url, printable, replacing, write_text
-from trainwright.capability_table import TABLE, load
+from trainwright.capability_table import COMMANDS, load
 from trainwright.cli.ask import chat
 from trainwright.cli.parameters import Changed, Processes
 from trainwright.cli.written import check_output
@@ -870,7 +870,7 @@ TAKES_SETTINGS = ("check", "train", "resume", "extend")
 
 def add_commands() -> None:
     """Adds the commands of the program, and after the one that its row names each command of a capability, by name."""
-    entries = sorted((entry for row in TABLE for entry in row.commands), key=lambda entry: entry.name)
+    entries = sorted(COMMANDS, key=lambda entry: entry.name)
     for own in OWN:
         kind = ProveWithoutFile if own is export else None
         settings = AS_TYPED if own.__name__ in TAKES_SETTINGS else None

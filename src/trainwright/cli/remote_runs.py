@@ -7,16 +7,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from trainwright._types import RECIPE_NAME, without_tokens
-from trainwright.capabilities.mirror.remote import RemoteStore
-from trainwright.capabilities.mirror.store_client import reason
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.errors import CheckpointError, CheckpointNotFoundError, TrainwrightError
 from trainwright.journal.record import JOURNAL_NAME
 from trainwright.report.run_table import DEPTH
+
+if TYPE_CHECKING:
+    from trainwright.capabilities.mirror.remote import RemoteStore
 
 T = TypeVar("T")
 Place: TypeAlias = "Path | str"  # a path, or a URL
@@ -67,7 +68,7 @@ def fetch_checkpoint(place: Place) -> Iterator[Path]:
         run, _, name = place.rstrip("/").rpartition("/")
         if name.startswith("checkpoint-"):
             found = fetch_named(place, store)
-            remote = RemoteStore(run)
+            remote = _open_store(run)
             if RECIPE_NAME in _reading(remote, remote.names):  # some commands read it along with the checkpoint
                 _reading(remote, partial(remote.get, RECIPE_NAME, folder))
             yield found.path
@@ -85,7 +86,7 @@ def verified_under(url: str) -> Iterator[tuple[str, Manifest | None, list[str]]]
     """
     run_url, _, name = url.rstrip("/").rpartition("/")
     is_one = name.startswith("checkpoint-")
-    remote = RemoteStore(run_url if is_one else url)
+    remote = _open_store(run_url if is_one else url)
     found = 0
     for copy in _reading(remote, remote.copies):
         if is_one and name not in (copy.name, f"checkpoint-{copy.step}"):
@@ -104,7 +105,7 @@ def verified_under(url: str) -> Iterator[tuple[str, Manifest | None, list[str]]]
 def _copied(url: str, names: list[str] | None) -> Iterator[Path]:
     """Yields a directory with files from a URL; `names` is None for the journals of all runs below it."""
     with _folder_for(url) as folder:
-        remote = RemoteStore(url)
+        remote = _open_store(url)
         there = _reading(remote, partial(remote.find, ""))
         wanted = [name for name in there if _is_journal(name)] if names is None else [n for n in names if n in there]
         for name in wanted:
@@ -126,6 +127,13 @@ def _folder_for(url: str) -> Iterator[Path]:
         yield folder
 
 
+def _open_store(url: str) -> RemoteStore:
+    """Returns the store at a URL, as the mirror reads it."""
+    from trainwright.capabilities.mirror.remote import RemoteStore
+
+    return RemoteStore(url)
+
+
 def _reading(remote: RemoteStore, call: Callable[[], T]) -> T:
     """Calls a function of a store; its errors become a CheckpointError with the reason."""
     try:
@@ -134,4 +142,6 @@ def _reading(remote: RemoteStore, call: Callable[[], T]) -> T:
     except TrainwrightError:
         raise
     except Exception as error:
+        from trainwright.capabilities.mirror.store_client import reason
+
         raise CheckpointError(f"{remote} cannot be read: {reason(error)}.") from None

@@ -37,8 +37,8 @@ from trainwright.engine import sharded_state
 from trainwright.errors import BundleError, ModelError
 from trainwright.loop.incident import SPIKE
 from trainwright.loop.step import Window
-from trainwright.run import build
 from trainwright.run.internals import Internals
+from trainwright.run.patched_model import patched
 from trainwright.run.train import noise_on_embeddings
 from trainwright.support.loss_normalization import LossRule
 from trainwright.support.tensor_tree import find_batch_size
@@ -99,7 +99,7 @@ def _replay(
         bare = internals.engine.unwrap(trainer.model)
         keeps = internals.uses_outputs()
         noise = noise_on_embeddings(trainer)
-        with build.patched(trainer.args, trainer.model, internals.engine, keeps_outputs=keeps, noise=noise):
+        with patched(trainer.args, trainer.model, internals.engine, keeps_outputs=keeps, noise=noise):
             rng.restore(states)
             found = probe(bare, lambda: window_losses(trainer, run, bare, window))
             lines = [*_what_happened(folder, about), *_result(about, found, model=model, precision=precision)]

@@ -6,11 +6,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainwright._types import QUARANTINE_NAME, VALUES_FILE, is_url
+from trainwright._types import VALUES_FILE, is_url
+from trainwright.capability_table import RUN_FILES
 from trainwright.errors import ArgumentError
 
 RESULTS = (".html", ".jsonl")  # suffixes of what commands write, which may replace an earlier one in a run's directory
-OF_A_RUN = ("journal.jsonl", QUARANTINE_NAME)  # lists that no command makes again
+OF_A_RUN = ("journal.jsonl", *(file.name for file in RUN_FILES))  # lists that no command makes again
 
 
 def check_output(out: Path, reads: Sequence[Path | str] = (), *, option: str) -> None:

@@ -81,6 +81,16 @@ class LoaderPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Batching:
+    """How batches are formed, where not a number of samples decides; `SamplingPlan` has the same fields."""
+
+    text: str  # a batch in words
+    max_tokens: int | None = None
+    row_length: int | None = None
+    splits_long: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingPlan:
     """Order of samples, and which samples form a batch."""
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
+from trainwright.capability_table import NAME_FIELDS, TABLE, load
 from trainwright.config import plans
 from trainwright.config.accelerator import AcceleratorConfig
 from trainwright.config.behaviour import get_behaviour
@@ -239,11 +240,17 @@ def loader(
     )
 
 
+def plan_batches(args: Arguments) -> plans.Batching | None:
+    """Returns how a capability forms the batches; None if they have a fixed number of samples."""
+    planned = (load(row.batch_plan)(args) for row in TABLE if row.batch_plan)
+    return next((one for one in planned if one is not None), None)
+
+
 def sampling(
     args: Arguments, *, batch_size: int, seed: int, num_processes: int, length_of: str | None
 ) -> plans.SamplingPlan:
     """Returns how rows are put in order and shared out; `length_of` names the column of lengths."""
-    packs = value_if_known(args, "packing") is not None
+    batching = plan_batches(args) or plans.Batching(text="")
     return plans.SamplingPlan(
         strategy=word(args.train_sampling_strategy),
         batch_size=batch_size,
@@ -252,10 +259,10 @@ def sampling(
         seed=seed,
         length_of=length_of or "input_ids",
         length_column=args.length_column_name,
-        max_tokens=value_if_known(args, "max_tokens_per_batch"),
+        max_tokens=batching.max_tokens,
         pad_to=get_value(args, "pad_to_multiple_of"),
-        row_length=get_value(args, "packing_length") if packs else None,
-        splits_long=packs and get_value(args, "packing_overflow") == "split",
+        row_length=batching.row_length,
+        splits_long=batching.splits_long,
         drop_last=args.dataloader_drop_last,
         show_progress=not args.disable_tqdm,
     )
@@ -292,9 +299,8 @@ def checkpoint(args: Arguments) -> plans.CheckpointPlan:
 
 def id_column(args: Arguments) -> str | None:
     """Returns the column of row names; None if rows are named by index or by line."""
-    column = get_value(args, "id_column")
-    ledger = value_if_known(args, "ledger")
-    return ledger if column is None and isinstance(ledger, str) else column
+    columns = (get_value(args, name) for name in ("id_column", *NAME_FIELDS))
+    return next((column for column in columns if isinstance(column, str)), None)
 
 
 def nonfinite_policy(args: Arguments) -> str:

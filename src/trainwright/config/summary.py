@@ -22,10 +22,8 @@ from trainwright.config.fields import (
     GROUPS,
     SETTINGS,
     batching_fields,
-    get_value,
     read_defaults,
     redeclared_fields,
-    value_if_known,
     was_asked_for,
 )
 from trainwright.config.plans import StepPlan
@@ -260,14 +258,8 @@ def arguments_summary(args: Arguments) -> list[str]:
 
 
 def _batch(args: Arguments) -> str:
-    budget = value_if_known(args, "max_tokens_per_batch")
-    packing = value_if_known(args, "packing")
-    if budget is not None:
-        return f"up to {budget} tokens"
-    if packing is not None:
-        length = get_value(args, "packing_length")
-        return f"{counted(args.per_device_train_batch_size, 'row')} of {length} tokens ({packing})"
-    return str(args.per_device_train_batch_size)
+    batching = resolve.plan_batches(args)
+    return str(args.per_device_train_batch_size) if batching is None else batching.text
 
 
 def _length(args: Arguments, plan: StepPlan) -> str:

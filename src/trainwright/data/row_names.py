@@ -77,6 +77,85 @@ class SourceRows(ABC):
         return False
 
 
+class RowKeys(ABC):
+    """Keys of the rows of a source, by which a user names them; `NoKeys` if there is no id column."""
+
+    @abstractmethod
+    def find_key(self, place: int) -> str | int | None:
+        """Returns the key of a sample; DataError if its row should have one."""
+
+    @abstractmethod
+    def find_places(self, name: SampleId, by_index: Callable[[int], Sequence[int]]) -> Sequence[int]:
+        """Returns the positions with a name; `by_index` returns those of a row."""
+
+
+class NoKeys(RowKeys):
+    """Rows are named by index."""
+
+    def find_key(self, place: int) -> None:
+        return None
+
+    def find_places(self, name: SampleId, by_index: Callable[[int], Sequence[int]]) -> Sequence[int]:
+        return () if name.key is not None or name.file is not None else by_index(name.row)
+
+
+class ColumnKeys(RowKeys):
+    """Rows are named by the values of a column.
+
+    Args:
+        column: the column.
+        source: name of the source, for messages.
+        dataset: the dataset.
+        read: reads a row.
+    """
+
+    def __init__(self, column: str, source: str, dataset: Any, read: Callable[[int], Any]) -> None:
+        self._name = column
+        self._source = source
+        self._dataset = dataset
+        self._read = read
+
+    def find_key(self, place: int) -> str | int:
+        """Returns the id of a sample; DataError if its row has none."""
+        column = self._name
+        if self._column is not None:
+            key = self._column[place]
+        else:
+            with drawing_apart():
+                row = self._read(place)
+            try:
+                key = row[column]
+            except (KeyError, TypeError, IndexError):
+                raise DataError(f"id_column={column!r} is not in row {place} of the source {self._source!r}.") from None
+            key = key.item() if hasattr(key, "item") else key
+        if not isinstance(key, str | int) or isinstance(key, bool):
+            raise DataError(
+                f"id_column={column!r} holds {key!r} in row {place} of the source {self._source!r}; ids must be "
+                "strings or integers."
+            )
+        return key
+
+    def find_places(self, name: SampleId, by_index: Callable[[int], Sequence[int]]) -> Sequence[int]:
+        return self._places_by_key.get(name.key, ())
+
+    @cached_property
+    def _column(self) -> Sequence[Any] | None:
+        """Returns the ids of a `datasets.Dataset`; None for other datasets, which are read row by row."""
+        column = self._name
+        if not hasattr(self._dataset, "column_names"):
+            return None
+        if column not in self._dataset.column_names:
+            raise DataError(
+                f"id_column={column!r} is not a column of the source {self._source!r}, which has "
+                f"{', '.join(self._dataset.column_names)}."
+            )
+        return self._dataset.with_format(None)[column][:]  # type: ignore[no-any-return]
+
+    @cached_property
+    def _places_by_key(self) -> Mapping[object, Sequence[int]]:
+        return _places([self.find_key(place) for place in range(len(self._dataset))])
+
+
 class IndexedRows(SourceRows):
     """Rows of a dataset with a length, by index.
 
@@ -93,22 +172,21 @@ class IndexedRows(SourceRows):
         super().__init__(name, len(dataset))
         self._read = _reader(dataset)
         self._before = indices
-        self._id_column = id_column
-        self._dataset = dataset
+        self._keys: RowKeys = NoKeys() if id_column is None else ColumnKeys(id_column, name, dataset, self._read)
 
     def find_name(self, place: int) -> SampleId:
         row = place if self._before is None else int(self._before[place])
-        return SampleId(self.name, row, key=None if self._id_column is None else self._key_at(place))
+        return SampleId(self.name, row, key=self._keys.find_key(place))
 
     def find_places(self, name: SampleId) -> Sequence[int]:
+        return self._keys.find_places(name, self._places_at)
+
+    def _places_at(self, row: int) -> Sequence[int]:
+        """Returns the positions of a row by its index."""
         assert self.size is not None
-        if self._id_column is not None:
-            return self._places_by_key.get(name.key, ())
-        if name.key is not None or name.file is not None:
-            return ()
         if self._before is not None:
-            return self._places_by_index.get(name.row, ())
-        return (name.row,) if name.row < self.size else ()
+            return self._places_by_index.get(row, ())
+        return (row,) if row < self.size else ()
 
     def read_content(self, place: int) -> int | None:
         return self._content(place) if self._is_stable else None
@@ -135,44 +213,6 @@ class IndexedRows(SourceRows):
                 self.name,
             )
         return is_stable
-
-    def _key_at(self, place: int) -> str | int:
-        """Returns the id of a sample; raises DataError if its row has none."""
-        column = self._id_column
-        assert column is not None
-        if self._column is not None:
-            key = self._column[place]
-        else:
-            with drawing_apart():
-                row = self._read(place)
-            try:
-                key = row[column]
-            except (KeyError, TypeError, IndexError):
-                raise DataError(f"id_column={column!r} is not in row {place} of the source {self.name!r}.") from None
-            key = key.item() if hasattr(key, "item") else key
-        if not isinstance(key, str | int) or isinstance(key, bool):
-            raise DataError(
-                f"id_column={column!r} holds {key!r} in row {place} of the source {self.name!r}; ids must be strings "
-                "or integers."
-            )
-        return key
-
-    @cached_property
-    def _column(self) -> Sequence[Any] | None:
-        """Returns the ids of a `datasets.Dataset`; None for other datasets, which are read row by row."""
-        column = self._id_column
-        if column is None or not hasattr(self._dataset, "column_names"):
-            return None
-        if column not in self._dataset.column_names:
-            raise DataError(
-                f"id_column={column!r} is not a column of the source {self.name!r}, which has "
-                f"{', '.join(self._dataset.column_names)}."
-            )
-        return self._dataset.with_format(None)[column][:]  # type: ignore[no-any-return]
-
-    @cached_property
-    def _places_by_key(self) -> Mapping[object, Sequence[int]]:
-        return _places([self._key_at(place) for place in range(len(self._dataset))])
 
     @cached_property
     def _places_by_index(self) -> Mapping[object, Sequence[int]]:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from trainwright import _types
 from trainwright._types import PREFIX_CHECKPOINT_DIR
-from trainwright.capability_table import FILES
+from trainwright.capability_table import FILES, LOCAL_FILES
 from trainwright.config.coerce import output_path
 from trainwright.config.protocol import Arguments
 from trainwright.support.door import OwnFolder, RelativeName, parse_json, parse_step
@@ -44,8 +44,7 @@ NOT_FROM_ROOT = (
     "journal.jsonl",
     ".*.partial",
     f".{PREFIX_CHECKPOINT_DIR}-*",
-    ".lease-*",
-    "incidents/*",
+    *LOCAL_FILES,
     ".git/*",
     ".cache/*",
 )

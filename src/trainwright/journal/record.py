@@ -37,7 +37,8 @@ from trainwright._types import JSONObject, counted, has_length, json_value, with
 from trainwright.config.protocol import Arguments
 from trainwright.distributed.device import DeviceMemory, find_name
 from trainwright.errors import DataError
-from trainwright.journal.entries import MAX_LINE, Entry, parse_entry
+from trainwright.journal.entries import MAX_LINE, list_kinds, parse_entry
+from trainwright.journal.forms import Entry
 from trainwright.state.progress import Clock
 from trainwright.state.trainer_state import TrainerControl, TrainerState
 from trainwright.support import host
@@ -52,8 +53,6 @@ SECRET = re.compile(
     "token(?!izer|s_seen)|secret|passw|passphrase|credential|connection_?string|(?:api|access|account|private)_?key"
     "|(?<![a-z])sas(?![a-z])|auth(?!or(?!iz))"
 )
-# Kinds of entries that belong to a step, so that a resume from an earlier one supersedes them.
-OF_A_STEP = ("log", "evaluation", "save", "delivered", "incident", "warning", "command", "slow_rank", "what_is_trained")
 BEGIN_A_FILE = ("log", "evaluation", "save")
 
 
@@ -260,10 +259,11 @@ def lines(path: Path) -> Iterator[Entry]:
 
 def make_run_record(entries: Iterable[Entry]) -> Record:
     """Makes the record of a run's entries: later ones win, and entries beyond the step of a resume are superseded."""
+    superseded = {kind for kind, form in list_kinds().items() if form.is_of_a_step}
     kept: list[Entry] = []
     for entry in entries:
         if entry["kind"] == "resume":
-            kept = [one for one in kept if not (one["kind"] in OF_A_STEP and one.get("step", 0) > entry["step"])]
+            kept = [one for one in kept if not (one["kind"] in superseded and one.get("step", 0) > entry["step"])]
         kept.append(entry)
     record = Record(run_id=kept[0]["run"] if kept else "", entries=kept)
     for entry in kept:

@@ -39,6 +39,7 @@ from trainwright.run import build
 from trainwright.run.dry_run import first_batches
 from trainwright.run.input_pipeline import length_input
 from trainwright.run.internals import Internals
+from trainwright.run.patched_model import patched
 from trainwright.run.train import noise_on_embeddings
 from trainwright.support.hooks import is_overridden
 from trainwright.support.loss_kernels import choose as choose_kernel
@@ -292,7 +293,7 @@ class Measurement:
             keeps = Internals(copied).uses_outputs()
             noise = noise_on_embeddings(copied)
             stack.enter_context(
-                build.patched(copied.args, copied.model, engine, keeps_outputs=keeps, noise=noise, is_alone=True)
+                patched(copied.args, copied.model, engine, keeps_outputs=keeps, noise=noise, is_alone=True)
             )
             copied.model.train()
             yield copied

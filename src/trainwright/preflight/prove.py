@@ -26,7 +26,8 @@ from torch.utils.data import Subset
 
 from trainwright._types import JSONObject, counted, has_length
 from trainwright.callbacks.base import TrainerCallback
-from trainwright.config.fields import get_value
+from trainwright.capability_table import BATCHING_FIELDS, OFF_IN_COPIES
+from trainwright.config.fields import SETTINGS, get_value
 from trainwright.config.protocol import Arguments
 from trainwright.config.summary import differing as differing_arguments
 from trainwright.distributed.device import HIDING_ACCELERATORS
@@ -39,6 +40,7 @@ from trainwright.state.trainer_state import TrainerControl, TrainerState
 from trainwright.support.deadline import end_group
 from trainwright.support.host import available_bytes
 from trainwright.support.html_table import html_section, html_table
+from trainwright.support.model_facts import num_bytes
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -107,10 +109,6 @@ SHORT: JSONObject = {
     "eval_on_start": False,
     "logging_strategy": "no",
     "save_strategy": "no",
-    "ledger": False,
-    "average": None,
-    "live_control": False,
-    "eval_async": False,
     "push_to_hub": False,
     "load_best_model_at_end": False,
     "metric_for_best_model": None,
@@ -120,7 +118,6 @@ SHORT: JSONObject = {
     "max_train_time": None,
     "save_every": None,
     "resume_from_checkpoint": None,
-    "branch_from": None,
     "cooldown": None,
     "report_to": [],
     "auto_find_batch_size": False,
@@ -132,14 +129,12 @@ SHORT: JSONObject = {
     "dataloader_persistent_workers": False,
     "dataloader_prefetch_factor": None,
     "profile": None,
-    "record_values": None,
-    "speed": None,
+    **{name: SETTINGS[name].default for name in OFF_IN_COPIES},
 }
 # A fixed order of samples for all batch sizes: only then can two ways to split them be compared.
 IN_ORDER: JSONObject = {
     "train_sampling_strategy": "sequential",
-    "max_tokens_per_batch": None,
-    "packing": None,
+    **dict.fromkeys(BATCHING_FIELDS),
     "max_steps": 1,
     "max_grad_norm": 0.0,
     "warmup_steps": 0,
@@ -191,7 +186,7 @@ def short_copy(
     `parts` are changed attributes, `settings` changed fields of the arguments. ModelError if memory is too short.
     """
     _check_alone(trainer)
-    size = build.num_bytes(trainer.model) * COPIES
+    size = num_bytes(trainer.model) * COPIES
     if Internals(trainer).engine.device.type == "cpu" and size > available_bytes():
         raise ModelError(f"{COPIES} copies of the weights do not fit into memory")
     scheduler = None if trainer._created_lr_scheduler else trainer.lr_scheduler

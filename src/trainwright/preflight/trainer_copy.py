@@ -14,9 +14,9 @@ from trainwright.callbacks.dispatch import CallbackHandler
 from trainwright.callbacks.flow import DefaultFlowCallback
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config.fields import assign
-from trainwright.run import build
 from trainwright.run.internals import Internals
 from trainwright.run.run import Run
+from trainwright.run.services import Services
 from trainwright.support.hooks import has_hook
 from trainwright.support.model_modes import unchanged_model
 
@@ -31,7 +31,7 @@ def make_copy(trainer: AnyTrainer, settings: Mapping[str, Any] | None = None, **
     args = copy.copy(trainer.args)
     assign(args, settings or {})
     internals = Internals(trainer)
-    services = build.Services.for_arguments(args, measures_memory=False)
+    services = Services.for_arguments(args, measures_memory=False)
     services.use_engine(internals.engine)
     run = Run.idle(args)
     size = args.train_batch_size if settings else trainer._train_batch_size

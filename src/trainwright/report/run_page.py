@@ -11,7 +11,8 @@ from datetime import datetime
 from pathlib import Path
 
 from trainwright._types import write_text
-from trainwright.journal.entries import Entry
+from trainwright.journal.entries import list_kinds, list_parts
+from trainwright.journal.forms import Entry
 from trainwright.journal.record import Record, flat, number, read
 from trainwright.report.page import (
     NUM_POINTS,
@@ -36,7 +37,7 @@ from trainwright.report.run_table import (
     summary,
 )
 from trainwright.search.search_record import SEARCH_NAME, SearchRecord
-from trainwright.support.html_table import html_marked, lines_text
+from trainwright.support.html_table import PageSection, lines_text
 from trainwright.support.units import count_text, duration_text, size_text
 
 WATCH_S = 5  # from one version of a page to the next
@@ -206,6 +207,7 @@ def marks(record: Record) -> list[Marker]:
     saves = record.of("save")
     resumes = record.of("resume")
     best = str(saves[-1].get("best")) if saves else ""
+    marked = [kind for kind, form in list_kinds().items() if form.is_marked]
     kinds = [
         ("best checkpoint" if best.endswith(f"checkpoint-{save['step']}") else "checkpoint", save["step"])
         for save in saves
@@ -213,7 +215,7 @@ def marks(record: Record) -> list[Marker]:
     return [
         *(Marker(step, kind) for kind, step in kinds),
         *(Marker(entry["step"], "resumed") for entry in resumes),
-        *(Marker(entry["step"], "command", entry["text"][:160]) for entry in record.of("command")),
+        *(Marker(entry["step"], kind, entry["text"][:160]) for kind in marked for entry in record.of(kind)),
         *(Marker(entry["step"], "incident", entry["text"][:160]) for entry in incidents(record) if "step" in entry),
     ]
 
@@ -318,7 +320,6 @@ def tables(record: Record) -> list[str]:
     start = last_start(record)
     shown = [*incidents(record), *record.of("failed"), *warnings(record)]
     best = [mark.step for mark in marks(record) if mark.kind == "best checkpoint"]
-    levers: list[Entry] = next((e["levers"]["rows"] for e in record.entries if e.get("levers", {}).get("rows")), [])
     events = [
         (
             f"step\u00a0{entry['step']}",
@@ -337,21 +338,7 @@ def tables(record: Record) -> list[str]:
                 for entry in sorted(shown, key=lambda entry: entry["step"])
             ],
         ),
-        table(
-            "Levers of speed",
-            [
-                (
-                    row["lever"],
-                    *(f"{name}={value}" for name, value in row["settings"].items()),
-                    row["ratio"] or "",
-                    row["proof"],
-                    row["result"],
-                )
-                for row in levers
-            ],
-        ),
-        what_is_trained(record),
-        table("Processes, milliseconds of a step", processes(record)),
+        *(show_section(section) for part in list_parts() for section in part.sections(record)),
         *(
             card(f"Traceback of step {entry['step']}", f"<pre>{lines_text(entry.get('traceback', ''))}</pre>")
             for entry in record.of("failed")
@@ -383,23 +370,9 @@ def tables(record: Record) -> list[str]:
     return [part for part in parts if part]
 
 
-def what_is_trained(record: Record) -> str:
-    """Returns what the run trains, with the trained tokens of the first rows marked; empty if that is not known."""
-    found = record.of("what_is_trained")
-    if not found:
-        return ""
-    lines = "".join(f"<p>{lines_text(text)}</p>" for text in found[-1]["text"])
-    return card("What is trained", lines + "".join(map(html_marked, found[-1]["tokens"]["examples"])))
-
-
-def processes(record: Record) -> list[tuple[object, ...]]:
-    """Returns the times of a step by process, the slowest first; empty for a run of one process."""
-    found = record.of("processes")
-    rows = found[-1]["milliseconds_a_step"] if found else []
-    phases = [name for name in rows[0] if name not in ("rank", "host", "device")] if rows else []
-    names = [f"{row['rank']} ({row['host']}, {row['device']})" for row in rows]
-    lines = [(name, *(f"{row[phase]:.1f}" for phase in phases)) for name, row in zip(names, rows, strict=True)]
-    return [("", *(name.replace("_", " ") for name in phases)), *lines] if rows else []
+def show_section(section: PageSection) -> str:
+    """Returns a section that a capability adds to the page; empty if it has no content."""
+    return card(section.title, section.html) if section.html else table(section.title, section.rows)
 
 
 def described(data: Entry, name: str = "") -> list[tuple[str, str]]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainwright.journal.entries import Entry
+from trainwright.journal.forms import Entry
 from trainwright.journal.record import JOURNAL_NAME, Record, flat, read
 from trainwright.support.host import is_process_alive
 

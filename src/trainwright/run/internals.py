@@ -13,10 +13,10 @@ from trainwright._types import Batch, Model, Optimizer
 from trainwright.engine.base import Engine
 from trainwright.loop.extension import Extension
 from trainwright.loop.step import Step
-from trainwright.run.build import NoSearch, Services
 from trainwright.run.checkpointing import Checkpointer
 from trainwright.run.parts import PER_PROCESS, with_parts
 from trainwright.run.run import Run
+from trainwright.run.services import NoSearch, Services
 from trainwright.state.trainer_state import TrainerState
 from trainwright.support.loss_normalization import LossRule
 

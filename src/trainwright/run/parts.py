@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trainwright.loop.extension import Extension
-    from trainwright.run.build import Services
     from trainwright.run.run import Run
+    from trainwright.run.services import Services
 
 PER_PROCESS = ("run", "services")  # left out of pickles
 

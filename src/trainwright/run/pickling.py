@@ -7,10 +7,11 @@ from typing import Any
 from trainwright.callbacks.base import TiedToProcess
 from trainwright.callbacks.dispatch import CallbackHandler
 from trainwright.callbacks.flow import TimeLimits
-from trainwright.run.build import Services, time_limits
 from trainwright.run.internals import Internals
 from trainwright.run.parts import give_parts
 from trainwright.run.run import Run
+from trainwright.run.run_callbacks import time_limits
+from trainwright.run.services import Services
 
 
 def make_state(trainer: Any) -> dict[str, Any]:  # any Trainer, or a subclass of the user's

@@ -15,9 +15,9 @@ import torch
 from trainwright.checkpoint.async_writer import CheckpointWriter
 from trainwright.config.plans import EnginePlan
 from trainwright.engine.base import Engine
-from trainwright.run.build import NoSearch, Services
 from trainwright.run.parts import Parts
 from trainwright.run.run import Run
+from trainwright.run.services import NoSearch, Services
 from trainwright.state.memory_tracker import TrainerMemoryTracker
 
 

@@ -35,9 +35,9 @@ from trainwright.loop.retry import SmallerMicroBatches
 from trainwright.loop.setup import Setup, Start
 from trainwright.optim import schedules
 from trainwright.run import input_pipeline, resume
-from trainwright.run.build import Services
 from trainwright.run.console import DataWait
 from trainwright.run.resume import CheckpointArguments, PendingActions
+from trainwright.run.services import Services
 from trainwright.state.progress import Progress
 from trainwright.state.throughput import FlopEstimator
 from trainwright.state.trainer_state import TrainerControl, TrainerState
@@ -106,6 +106,7 @@ class Run:
             step.
         loss_question: finds out whether the user's own loss is a mean, at the first micro-batch for which this matters;
             None if it is known.
+        loss_note: the answer to that question in words; empty without one.
         pending_actions: actions that the checkpoint's run was about to take.
         checkpoint: the checkpoint that it resumes from, opened once; None for a fresh run.
         begins_branch: that checkpoint is another run's, which this one branches from.
@@ -140,6 +141,7 @@ class Run:
         self.batch_size = 0
         self.loss_rule: LossRule | None = None
         self.loss_question: LossQuestioner | None = None
+        self.loss_note = ""
         self.pending_actions = PendingActions()
         self.checkpoint: Checkpoint | None = None
         self.begins_branch = False

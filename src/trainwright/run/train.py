@@ -26,11 +26,13 @@ from trainwright.errors import ArgumentError
 from trainwright.evaluation.outputs import TrainOutput
 from trainwright.loop.fit import epochs, saving_last_step
 from trainwright.loop.step import Step
-from trainwright.run import build, checkpointing, checks, console, resume
+from trainwright.run import build, checkpointing, checks, console, loss_rules, resume
 from trainwright.run.current import using_run
 from trainwright.run.internals import Internals
+from trainwright.run.patched_model import patched
 from trainwright.run.refusal import unchanged_before_training
 from trainwright.run.run import Run
+from trainwright.run.run_callbacks import run_callbacks
 from trainwright.state.interrupts import Interrupted
 from trainwright.support.hooks import accept_older_signatures, has_hook, is_overridden
 from trainwright.support.optimizer_facts import trained_parameters
@@ -74,7 +76,7 @@ def training(trainer: AnyTrainer, resume_from_checkpoint: str | bool | None, tri
         checkpointing.prepare_output(args, folder, is_fresh=run.checkpoint is None or run.begins_branch)
         if run.checkpoint is not None and origin is not None and run.begins_branch and args.should_save:
             origin.bring_along(run.checkpoint, output_path(args))
-        with build.run_callbacks(trainer.callback_handler, args, folder), run.under_way(services):
+        with run_callbacks(trainer.callback_handler, args, folder), run.under_way(services):
             prepare_model(trainer, trial, run.checkpoint)
             for model_ready in run.extensions.model_ready:
                 model_ready(run)
@@ -163,7 +165,7 @@ def renew_model(trainer: AnyTrainer, trial: Any) -> None:
     trainer.optimizer = None
     trainer.lr_scheduler = None
     if internals.is_searching:
-        trainer.label_smoother = build.label_smoother(trainer.model, trainer.args.label_smoothing_factor)
+        trainer.label_smoother = loss_rules.label_smoother(trainer.model, trainer.args.label_smoothing_factor)
 
 
 def follow_model(trainer: AnyTrainer) -> None:
@@ -203,7 +205,7 @@ def check_replaced(trainer: AnyTrainer) -> None:
 def patched_model(trainer: AnyTrainer) -> AbstractContextManager[None]:
     """Returns a context in which the model has the changes that the arguments ask for in training."""
     internals = Internals(trainer)
-    return build.patched(
+    return patched(
         trainer.args,
         trainer.model,
         internals.engine,
@@ -246,7 +248,7 @@ def begin_training(
         trainer.state,
         engine,
         note=run.resume_note,
-        loss_note=build.loss_note(trainer.model, args, run),
+        loss_note=loss_rules.loss_note(trainer.model, args, run),
         changed_args=run.changed_args,
         begins_branch=run.begins_branch,
     )

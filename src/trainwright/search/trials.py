@@ -16,11 +16,12 @@ from trainwright.checkpoint.store import CheckpointStore
 from trainwright.config.coerce import output_path
 from trainwright.config.overrides import with_overrides
 from trainwright.errors import CheckpointNotFoundError
-from trainwright.run import build, train
+from trainwright.run import train
 from trainwright.run.console import show_lines
 from trainwright.run.internals import Internals
 from trainwright.run.resume import find_checkpoint, restore_callbacks
 from trainwright.run.run import Run
+from trainwright.run.services import NoSearch
 from trainwright.search import base, search_record
 from trainwright.search.base import BestRun, SearchState, TrainerHandle, TrialResult, TrialSpec, select_backend
 from trainwright.search.search_record import MODEL_FOLDER, SearchRecord, TrialRecord
@@ -85,7 +86,7 @@ def search(
         restore_callbacks(running.callback_states, handler.callbacks, with_settings=True)
         use_arguments(trainer, running.args)
         train.renew_model(trainer, None)
-        internals.search = build.NoSearch()
+        internals.search = NoSearch()
     if plan.settings.load_best_trial:
         _load_best_trial(trainer, chosen.frozen, best)
     return best

@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from trainwright._types import printable, without_tokens
 
 Row = Sequence[object]
 
 CELL = "text-align: left; vertical-align: top; padding: .15em .6em"  # also in a front end that centers cells
+
+
+@dataclass(frozen=True, slots=True)
+class PageSection:
+    """A section of a page: rows of a table, or HTML. Without both, it is left out.
+
+    Attributes:
+        title: its heading.
+        rows: the rows of its table.
+        html: its content, in which every value is escaped.
+    """
+
+    title: str
+    rows: Sequence[Row] = ()
+    html: str = ""
 
 
 def cell_text(value: object) -> str:

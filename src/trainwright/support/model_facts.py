@@ -411,6 +411,11 @@ def num_elements(parameter: nn.Parameter) -> int:
     return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
+def num_bytes(model: Model) -> int:
+    """Returns the memory of a model's parameters."""
+    return sum(p.numel() * p.element_size() for p in model.parameters()) if hasattr(model, "parameters") else 0
+
+
 def tied_parameters(model: nn.Module) -> list[list[str]]:
     """Returns the names of parameters that are one and the same, in groups; [] where none is shared."""
     names: dict[nn.Parameter, list[str]] = {}

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from trainwright._types import QUARANTINE_NAME
 from trainwright.capabilities.branch.origins import checkpoint_at, origins_in
-from trainwright.capabilities.quarantine.file import add_to_quarantine
+from trainwright.capabilities.quarantine.file import QUARANTINE_NAME, add_to_quarantine
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.errors import ArgumentError, CheckpointError, CheckpointNotFoundError
 from trainwright.journal.record import read

@@ -18,9 +18,8 @@ from torch import nn
 from torch.nn import functional
 
 import trainwright
-from trainwright._types import LEDGER_NAME
 from trainwright.capabilities.ledger.sample_losses import kept_losses, segments
-from trainwright.capabilities.ledger.table import Ledger, as_table, identity_columns, read_table
+from trainwright.capabilities.ledger.table import LEDGER_NAME, Ledger, as_table, identity_columns, read_table
 from trainwright.cli.ledger import answer
 from trainwright.data.identity import SampleId, as_hex, fingerprint
 from trainwright.errors import DataError

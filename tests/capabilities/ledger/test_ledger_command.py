@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainwright._types import LEDGER_NAME
-from trainwright.capabilities.ledger.table import Ledger, as_table, identity_columns, write_table
+from trainwright.capabilities.ledger.table import LEDGER_NAME, Ledger, as_table, identity_columns, write_table
 from trainwright.capabilities.quarantine.file import Named, Quarantined, read_quarantine
 from trainwright.data.identity import SampleId, Seen, fingerprint
 

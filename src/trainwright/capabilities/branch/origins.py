@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainwright._types import QUARANTINE_NAME, JSONObject, StateDict
+from trainwright._types import JSONObject, StateDict
+from trainwright.capability_table import RUN_FILES
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.store import CheckpointStore, verified
@@ -129,9 +130,10 @@ def _is_origin(branch_from: str, origin: JSONObject) -> bool:
 
 
 def bring_along(checkpoint: Checkpoint, folder: str) -> None:
-    """Copies the list of samples in quarantine, which a run keeps next to its checkpoints and its branch needs."""
-    source = checkpoint.path.parent / QUARANTINE_NAME
-    target = Path(folder) / QUARANTINE_NAME
-    if source.is_file() and not os.path.lexists(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        OwnFolder(folder).take_in(source, RelativeName.parse(QUARANTINE_NAME))
+    """Copies the files that a run keeps next to its checkpoints and its branch needs, as the list of a quarantine."""
+    for file in RUN_FILES:
+        source = checkpoint.path.parent / file.name
+        target = Path(folder) / file.name
+        if file.is_inherited and source.is_file() and not os.path.lexists(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            OwnFolder(folder).take_in(source, RelativeName.parse(file.name))

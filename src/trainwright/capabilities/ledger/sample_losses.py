@@ -27,9 +27,9 @@ import torch
 from torch.nn import functional
 from torch.utils.data import IterableDataset
 
-from trainwright._types import IGNORE_INDEX, LEDGER_NAME, Batch, DatasetLike, Piece, SampleIds
+from trainwright._types import IGNORE_INDEX, Batch, DatasetLike, Piece, SampleIds
 from trainwright.capabilities.ledger.rows import LedgerRows
-from trainwright.capabilities.ledger.table import Array, Ledger, write_table
+from trainwright.capabilities.ledger.table import LEDGER_NAME, Array, Ledger, write_table
 from trainwright.checkpoint.deferred_io import IMMEDIATE
 from trainwright.data.row_names import NamesOf
 from trainwright.data.streaming.stream_state import is_shuffled_stream

@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from trainwright._types import JSONObject, is_count, replacing
+from trainwright.capability_table import FILES
 from trainwright.data.identity import SampleId, as_hex, parse_hex
 from trainwright.errors import DataError, needs_package
 from trainwright.support.door import parse_json
+
+LEDGER_NAME = FILES["ledger"]
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -51,6 +51,7 @@ class AskingRun(Run, Protocol):
 
     loss_rule: LossRule | None
     loss_question: Any
+    loss_note: str
     forward: Callable[[Any, Batch], Any]
     outputs: Any
 
@@ -281,6 +282,7 @@ class LossQuestion(Extension):
         self.finding = finding
         run.loss_rule = run.loss_rule.settled(finding, weighting=self._weighting)
         run.loss_question = None
+        run.loss_note = self.note
         if run.loss_rule.is_mean:
             self._engine.note_mean_losses()
 

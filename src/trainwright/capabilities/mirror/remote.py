@@ -34,11 +34,10 @@ from typing import Any, TypeAlias
 
 import xxhash
 
+from trainwright import capability_table
 from trainwright._types import (
-    LEDGER_NAME,
     MANIFEST_NAME,
     PREFIX_CHECKPOINT_DIR,
-    QUARANTINE_NAME,
     RECIPE_NAME,
     without_tokens,
 )
@@ -68,7 +67,7 @@ READ_ATTEMPTS = 5
 FIRST_PAUSE_S = 0.5
 CALL_LIMIT_S = 300.0  # of one request, which has 32 MiB at most; clients give up earlier, if they do
 # Files of a run other than checkpoints that are copied too, and a directory of them.
-RUN_FILES = (JOURNAL_NAME, QUARANTINE_NAME, LEDGER_NAME, RECIPE_NAME)
+RUN_FILES = (JOURNAL_NAME, *(file.name for file in capability_table.RUN_FILES), RECIPE_NAME)
 RUN_FOLDER = "incidents"
 _COPY = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-([0-9]{{1,15}})(?:-([0-9]{{1,15}}))?")
 # A small object in a local directory that a killed process had not finished.

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from trainwright._types import QUARANTINE_NAME, DatasetLike, counted, is_count
-from trainwright.capabilities.quarantine.file import Entry, Named, Quarantined, Sizes
+from trainwright._types import DatasetLike, counted, is_count
+from trainwright.capabilities.quarantine.file import QUARANTINE_NAME, Entry, Named, Quarantined, Sizes
 from trainwright.data.identity import Followed, SampleId, Seen, follow, listed
 from trainwright.data.row_names import RowNames, row_names
 from trainwright.data.sample_filter import Sample

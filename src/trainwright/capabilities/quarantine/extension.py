@@ -8,9 +8,9 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from trainwright._types import QUARANTINE_NAME, DataLoaderLike, DatasetLike, counted, has_length
+from trainwright._types import DataLoaderLike, DatasetLike, counted, has_length
 from trainwright.capabilities.quarantine.entries import CURE, Found, find_samples, read_entries
-from trainwright.capabilities.quarantine.file import add_to_quarantine, note_sizes, read_quarantine
+from trainwright.capabilities.quarantine.file import QUARANTINE_NAME, add_to_quarantine, note_sizes, read_quarantine
 from trainwright.capabilities.quarantine.sample_filter import QuarantinedSamples
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.store import CheckpointStore

@@ -14,11 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from trainwright._types import QUARANTINE_NAME, JSONObject, is_count
+from trainwright._types import JSONObject, is_count
+from trainwright.capability_table import find_row
 from trainwright.data.identity import SampleId, Seen, as_hex, parse_hex
 from trainwright.data.sample_filter import Sample
 from trainwright.errors import DataError
 from trainwright.support.door import OwnFolder, RelativeName, parse_json, read_bytes
+
+QUARANTINE_NAME = find_row("quarantine").run_files[0].name
 
 MAX_BYTES = 256 << 20  # of the file
 

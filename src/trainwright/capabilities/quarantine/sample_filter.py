@@ -6,7 +6,8 @@ from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from itertools import chain
 
-from trainwright._types import QUARANTINE_NAME, Item
+from trainwright._types import Item
+from trainwright.capabilities.quarantine.file import QUARANTINE_NAME
 from trainwright.data.sample_filter import Sample, SampleFilter
 from trainwright.errors import DataError
 

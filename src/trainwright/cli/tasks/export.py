@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 from trainwright._types import TRAINER_STATE_NAME, write_text
-from trainwright.capabilities.averages.saved import read_average
 from trainwright.checkpoint.manifest import find_problem
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.checkpoint.weights import (
@@ -92,6 +91,8 @@ def export_average(checkpoint: Path, folder: Path) -> list[Path]:
     Raises:
         CheckpointError: there is no average, or it does not fit the weights.
     """
+    from trainwright.capabilities.averages.saved import read_average
+
     average = read_average(checkpoint)
     export_model(checkpoint, folder, parts=sharded_state)
     left = set(average)

@@ -35,7 +35,7 @@ import torch
 from torch import nn
 
 from trainwright._types import IGNORE_INDEX, TRAINER_STATE_NAME, JSONObject, counted
-from trainwright.capabilities.averages.saved import read_average
+from trainwright.capability_table import has_capability
 from trainwright.checkpoint.weights import GENERATION_NAME, KEPT
 from trainwright.cli.recipe.recipe_reader import checked, read_tree
 from trainwright.cli.recipe.schema import TASKS, Recipe
@@ -540,7 +540,9 @@ class _Proof:
 
     def _compare_weights(self, trained: Model, exported: Model) -> WeightReport:
         average: Mapping[str, torch.Tensor] = {}
-        if self._weights == "trained":
+        if self._weights == "trained" and has_capability("averages"):
+            from trainwright.capabilities.averages.saved import read_average
+
             try:
                 average = read_average(self._source)
             except CheckpointError:

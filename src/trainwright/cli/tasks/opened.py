@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainwright.capabilities.averages.saved import read_average
 from trainwright.checkpoint.weights import export_model, weight_files
 from trainwright.cli.tasks.export import ADAPTER_CONFIG_NAME, CONFIG_NAME, Model, has_adapter, load_adapted
 from trainwright.cli.tasks.models import quiet_transformers
@@ -45,6 +44,8 @@ def open_trained(source: Path, *, scratch: Path, weights: str = "trained", bits:
         if missing:
             raise CheckpointError(f"{source} lacks weights of its model: {', '.join(sorted(missing)[:4])}.")
     if weights == "average":
+        from trainwright.capabilities.averages.saved import read_average
+
         model.load_state_dict(read_average(source), strict=False)
     return model.eval()
 

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 from transformers.image_processing_utils import BaseImageProcessor
 
-from trainwright.capabilities.mixture.dataset import MixtureDataset
+from trainwright._types import DatasetLike
 from trainwright.cli.tasks import findings
 from trainwright.cli.tasks.class_weights import WeightedLoss
 from trainwright.cli.tasks.models import load_config, load_model, load_tokenizer, max_length
@@ -20,6 +20,7 @@ from trainwright.cli.tasks.source import ModelConfig, Row, Rows, TaskSource, tex
 from trainwright.config.arguments import TrainingArguments
 from trainwright.data.identity import fingerprint
 from trainwright.data.row_names import RowOrigin
+from trainwright.data.sources import adapt_data
 
 Dataset: TypeAlias = Any  # our own rows, a list, or a datasets.Dataset
 Processor: TypeAlias = "PreTrainedTokenizerBase | BaseImageProcessor"
@@ -155,9 +156,9 @@ def note_cut_texts(material: TaskSource, role: str, length: int, *, setting: str
         material.found += findings.cut_texts(table, column, length=length, is_wanted=is_wanted)
 
 
-def _mixed(material: TaskSource, encode: Callable[[Columns], Columns]) -> MixtureDataset:
-    """Encodes the rows of each source."""
-    return MixtureDataset({name: encoded(material, rows, encode) for name, rows in material.by_source().items()})
+def _mixed(material: TaskSource, encode: Callable[[Columns], Columns]) -> DatasetLike:
+    """Encodes the rows of each source, and returns them as one dataset."""
+    return adapt_data({name: encoded(material, rows, encode) for name, rows in material.by_source().items()})
 
 
 def text_objects(

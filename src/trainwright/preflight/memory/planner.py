@@ -39,6 +39,7 @@ from trainwright.run.internals import Internals
 from trainwright.run.run import Run
 from trainwright.run.silent_events import SilentEvents
 from trainwright.support.host import available_bytes
+from trainwright.support.model_facts import num_bytes
 from trainwright.support.tensor_tree import find_batch_size, iterate_tensors
 
 LOOKED_AT = 4  # batches, of which the largest counts
@@ -202,7 +203,7 @@ def _num_bytes(tensors: Iterable[torch.Tensor]) -> int:
 
 def measured_peak(trainer: AnyTrainer, error: Exception) -> PeakMemory:
     """The peak of a step, by real ones on a quarter and on half of its samples: memory grows evenly with them."""
-    size = build.num_bytes(trainer.model)
+    size = num_bytes(trainer.model)
     if size * COPIES > read_memory(Internals(trainer).engine.device):
         raise ModelError(
             f"The memory of a step cannot be predicted ({error}), and {COPIES} times the weights do not fit for "

@@ -1,1 +1,0 @@
-"""Former places of public extensions, which pickles name. Capabilities are in `capabilities/`."""
