@@ -11,6 +11,7 @@ import argparse
 import hashlib
 import math
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
@@ -94,7 +95,8 @@ def kill_and_resume(options: argparse.Namespace, output_dir: Path, undisturbed: 
     print("2. The same run in a process that gets kill -9, and its resume")
     command = [sys.executable, __file__, "--part=train", f"--output_dir={output_dir}", f"--model={options.model}"]
     command += [f"--rows={options.rows}", f"--learning_rate={options.learning_rate}"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    # In a session of its own, Ctrl-C reaches this process alone, which then ends that one.
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         assert process.stdout is not None
         try:
             losses = (line for line in process.stdout if "loss" in line)
@@ -147,14 +149,18 @@ def predict(trainer: Trainer) -> None:
         print(f"   {answer['label']} {answer['score']:.2f}   {sentence}")
 
 
-def main() -> None:
+def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output_dir", type=Path, default=Path("runs/demo"), help="where the runs are written")
     parser.add_argument("--model", default=minilm(), help="an encoder's directory or name (default: MiniLM)")
     parser.add_argument("--rows", type=int, default=1920, help="number of reviews to train on")
     parser.add_argument("--learning_rate", type=float, default=1e-4)
     parser.add_argument("--part", choices=["all", "train"], default="all", help="train: only the run that is killed")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = read_options()
     # Each line is shown at once, also in a pipe.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
@@ -162,7 +168,21 @@ def main() -> None:
     if options.part == "train":
         make_trainer(options, options.output_dir).train()
         return
+    try:
+        (options.output_dir / "undisturbed").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SystemExit(
+            f"--output_dir {options.output_dir} cannot be made: {error.strerror}. Choose another."
+        ) from None
+    try:
+        show(options)
+    except KeyboardInterrupt:
+        print("Stopped by Ctrl-C. The next `make demo` begins again.", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
 
+
+def show(options: argparse.Namespace) -> None:
+    """Shows the five parts, one after the other."""
     folders = [options.output_dir / name for name in ("undisturbed", "killed", "broken_row")]
     for folder in folders:
         # An earlier `make demo` may have left them.

@@ -483,6 +483,7 @@ class Trainer:
             warn_older_name("model_path", "resume_from_checkpoint")
             resume_from_checkpoint = model_path
         with train.training(self, resume_from_checkpoint, trial) as checkpoint:
+            checks.check_not_frozen(self.model, self.callback_handler.callbacks, self)
             return self._inner_training_loop(
                 batch_size=self._train_batch_size,
                 args=self.args,

@@ -76,6 +76,24 @@ def test_a_metric_that_is_not_there_is_said(caplog: pytest.LogCaptureFixture) ->
     assert not control.should_training_stop
 
 
+def test_an_evaluation_after_training_is_not_counted(caplog: pytest.LogCaptureFixture) -> None:
+    # As that of the best model, which `load_best_model_at_end` has loaded.
+    args = SimpleNamespace(
+        metric_for_best_model="loss", greater_is_better=False, eval_strategy="steps", load_best_model_at_end=True
+    )
+    callback = EarlyStoppingCallback(1)
+    state = TrainerState(best_metric=0.5)
+    control = TrainerControl()
+    for ends in (False, True):
+        callback.on_train_begin(args, state, control)
+        callback.on_evaluate(args, state, control, metrics={"eval_loss": 1.0})
+        assert callback.early_stopping_patience_counter == 1 + ends
+        callback.on_train_end(args, state, control)
+        callback.on_evaluate(args, state, control, metrics={"eval_loss": 0.5})
+        assert callback.early_stopping_patience_counter == 1 + ends
+    assert caplog.text.count("has not improved") == 2
+
+
 def test_it_says_when_the_last_weights_will_be_kept(caplog: pytest.LogCaptureFixture) -> None:
     args = SimpleNamespace(metric_for_best_model="loss", eval_strategy="steps", load_best_model_at_end=False)
     with caplog.at_level(logging.WARNING, logger="trainwright"):

@@ -24,6 +24,7 @@ def test_a_run_without_improvement_stops_and_is_finished(tmp_path: Path) -> None
     assert "stops after 2 evaluations without a better metric (set for it: save_strategy=steps" in shown
     state = json.loads((tmp_path / "run" / "trainer_state.json").read_text())
     assert state["global_step"] == 12
+    assert state["stateful_callbacks"]["EarlyStoppingCallback"]["attributes"] == {"early_stopping_patience_counter": 2}
     run = str(tmp_path / "run")
     cure = f"trainwright resume {run} --set training.early_stopping_patience=N (more than it had, or null)"
     told = " ".join(done("resume", run).split())

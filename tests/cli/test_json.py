@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
+from safetensors.torch import load_file, save_file
 
 from trainwright.cli.launch import rebuild_command
 from trainwright.cli.main import app
@@ -79,6 +81,86 @@ def test_commands_that_train_and_write_say_so(place: Path) -> None:
     assert said["rows"] == len(Path("out.jsonl").read_text().splitlines())
     assert parsed("push", "run") == {"uploads": []}
     assert "properties" in parsed("schema")
+
+
+# A function of the user whose metrics are no finite numbers.
+CODE = "def score(prediction):\n    return {'nothing': float('nan'), 'beyond': -float('inf')}\n"
+# A call of every command on a run with such metrics, and a model whose weights are none either.
+CALLS: dict[str, tuple[str, ...]] = {
+    "branch": ("branch", "run", "--at", "4", "--out", "other", "--steps", "1"),
+    "chat": ("chat", "run", "--once", "a"),
+    "check": ("check", "config.yaml", "--output_dir", "new"),
+    "compare": ("compare", "run", "again"),
+    "ctl": ("ctl", "run", "status"),
+    "diff": ("diff", "run", "again"),
+    "env": ("env",),
+    "eval": ("eval", "broken", "--data", "table.csv"),
+    "export": ("export", "run", "exported"),
+    "extend": ("extend", "again", "--steps", "1"),
+    "init": ("init", "chat", "new.yaml"),
+    "ledger": ("ledger", "run", "hardest"),
+    "predict": ("predict", "broken", "--data", "table.csv"),
+    "push": ("push", "run"),
+    "replay": ("replay", "run"),
+    "report": ("report", "run"),
+    "resume": ("resume", "run"),
+    "runs": ("runs", "."),
+    "schema": ("schema",),
+    "train": ("train", "config.yaml", "--output_dir", "new", "--max_steps", "1"),
+    "verify": ("verify", "run"),
+}
+
+
+def parse_strictly(text: str) -> list[Any]:
+    """The documents that are one after the other in a text."""
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    decoder = json.JSONDecoder(parse_constant=refuse)
+    found = []
+    while text := text.lstrip():
+        document, end = decoder.raw_decode(text)
+        found.append(document)
+        text = text[end:]
+    return found
+
+
+@pytest.fixture(scope="module")
+def unnumbered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a run whose metrics are NaN and infinite, a copy of it, and one of a model of NaN."""
+    folder = tmp_path_factory.mktemp("unnumbered")
+    path = small(folder)
+    (folder / "code.py").write_text(CODE)
+    path.write_text(path.read_text() + "metrics: code.py:score\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        call("train", str(path))
+    shutil.copytree(folder / "run", folder / "again")
+    shutil.copytree(folder / "run", folder / "broken")
+    weights = load_file(folder / "broken" / "model.safetensors")
+    filled = {name: torch.full_like(tensor, float("nan")) for name, tensor in weights.items()}
+    save_file(filled, folder / "broken" / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.more
+def test_no_command_writes_json_that_only_python_reads(
+    unnumbered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert CALLS.keys() == COMMANDS.keys() - {"mcp"}
+    shutil.copytree(unnumbered, tmp_path / "place")
+    monkeypatch.chdir(tmp_path / "place")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "place" / "cache"))
+    texts = {}
+    for name, words in CALLS.items():
+        texts[name] = call(*words, "--json").stdout
+        assert parse_strictly(texts[name]), name
+    for name in ("eval", "predict", "train", "resume", "runs", "extend"):
+        assert '"nan"' in texts[name], name
+    for path in Path("run").glob("*_results.json"):
+        parse_strictly(path.read_text())
+    assert '"-inf"' in Path("run/all_results.json").read_text()
 
 
 def test_errors_are_json_with_a_stable_exit_code(place: Path) -> None:

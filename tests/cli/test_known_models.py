@@ -103,6 +103,20 @@ def test_the_file_says_what_fits(name: str, tmp_path: Path) -> None:
     assert max(map(len, text.splitlines())) <= 118
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_the_name_on_the_hub_is_taken_too(name: str, tmp_path: Path) -> None:
+    done("init", "chat", "--like", name, "one.yaml")
+    done("init", "chat", "--like", read_known_models()[name].path, "other.yaml")
+    assert (tmp_path / "one.yaml").read_text() == (tmp_path / "other.yaml").read_text()
+
+
+def test_a_name_on_the_hub_that_is_almost_known_is_meant(tmp_path: Path) -> None:
+    result = call("init", "chat", "--like", "Qwen/Qwen3-4BB")
+    assert result.exit_code == 2
+    assert "Did you mean qwen3-4b?" in result.output
+    assert all(name in result.output for name in NAMES)
+
+
 def test_an_unknown_model_lists_those_that_are_known(tmp_path: Path) -> None:
     result = call("init", "chat", "--like", "qwen3-4bb")
     assert result.exit_code == 2

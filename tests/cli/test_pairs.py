@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
+from transformers import AutoTokenizer
 
 from trainwright.cli.recipe.recipe_reader import checked, read_tree
 from trainwright.cli.tasks import pair_trainers
@@ -260,6 +261,44 @@ def test_a_reward_scores_pairs_and_single_answers(place: Path, tmp_path: Path) -
     assert json.loads(done(*words))["metrics"]["accuracy"] >= 0.75
 
 
+@pytest.mark.parametrize(
+    ("task", "first"),
+    [
+        ("preference", "eval_loss, eval_rewards/accuracies, eval_rewards/margins, "),
+        ("reward", "eval_accuracy, eval_loss, eval_margin, "),
+    ],
+)
+def test_a_check_promises_the_metrics_that_training_reports(task: str, first: str, place: Path, tmp_path: Path) -> None:
+    path = write(tmp_path / "run", place, RECIPE.replace("preference", task))
+    found = json.loads(call("check", str(path), "--json").stdout)
+    (shown,) = (one["evidence"] for one in found["findings"] if one["check"] == "metrics")
+    assert shown.startswith(f"An evaluation returns {first}")
+
+
+def test_the_metrics_of_the_task_come_before_what_trl_counts(runs: dict[str, Path]) -> None:
+    shown = done("runs", str(runs["preference"].parent))
+    assert "rewards/accuracies" in shown
+    assert "rewards/margins" in shown
+    assert "entropy" not in shown
+    shown = done("runs", str(runs["reward"].parent))
+    assert "accuracy" in shown
+    assert "margin" in shown
+    assert "num_tokens" not in shown
+
+
+@pytest.mark.parametrize(("multiple", "shown"), [(None, False), (8, True)])
+def test_a_padding_of_trl_is_in_the_plan_if_it_pads(
+    multiple: int | None, shown: bool, place: Path, tmp_path: Path
+) -> None:
+    words = [] if multiple is None else ["--pad_to_multiple_of", str(multiple)]
+    plan = json.loads(done("train", str(write(tmp_path / "run", place)), "--dry-run", "--json", *words))["plan"]
+    assert ("pad_to_multiple_of=8" in str(plan.get("settings"))) == shown
+    assert plan.get("own") == (
+        ["pad_to_multiple_of: as DPOConfig declares it, not as Trainwright does"] if shown else None
+    )
+    assert "pad_to_multiple_of=None" not in str(plan)
+
+
 def test_without_trl_it_is_said_first(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pair_trainers, "find_spec", lambda name: None)
     result = call("train", str(write(tmp_path, place)))
@@ -342,6 +381,44 @@ def test_a_prompt_is_continued_as_in_training(place: Path, tmp_path: Path) -> No
     trainer = make_named_pair_trainer(material, args, make_objects(material, args))
     trained = dict(zip((row["prompt"] for row in material.eval), trainer.eval_dataset["prompt_ids"], strict=True))
     assert [rows[0] for rows in given] == [trained[row["prompt"]] for row in ROWS[:8]]
+
+
+@pytest.mark.parametrize(
+    ("num_words", "limit", "num_kept", "num_new"),
+    [
+        # the limit is data.max_length: of 1 + 6 tokens, the text closes with another, which is not asked for
+        (6, 7, 7, 6),
+        (6, 6, 6, 6),
+        # the limit is the 64 positions of the model
+        (57, 64, 58, 6),
+        (60, 64, 61, 3),
+        (80, 64, 58, 6),
+    ],
+)
+def test_a_prompt_up_to_the_limit_is_continued_whole(
+    num_words: int, limit: int, num_kept: int, num_new: int, runs: dict[str, Path], tmp_path: Path
+) -> None:
+    run = runs["preference"]
+    tokenizer = AutoTokenizer.from_pretrained(run)
+    words = [WORDS[number % 4] for number in range(num_words)]
+    (tmp_path / "new.jsonl").write_text(
+        "".join(f"{json.dumps({'prompt': text})}\n" for text in (" ".join(words), "say"))
+    )
+    given: list[Any] = []
+
+    def generate(self: Any, **inputs: Any) -> Any:
+        given.append((inputs["input_ids"][0].tolist(), inputs["max_new_tokens"]))
+        return inputs["input_ids"]
+
+    data = ("--data", str(tmp_path / "new.jsonl"), "--set", f"data.max_length={limit}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("transformers.LlamaForCausalLM.generate", generate)
+        done("predict", str(run), *data, "--max-new-tokens", "6", "--json")
+    ids = tokenizer(" ".join(words))["input_ids"]
+    assert ids[-1] == tokenizer.eos_token_id
+    kept = [ids[0], *ids[1:-1][1 - num_kept :]]
+    assert len(kept) == num_kept
+    assert given[0] == (kept, num_new)
 
 
 MESSAGE = [{"role": "user", "content": "say red"}]

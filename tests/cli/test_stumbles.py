@@ -28,6 +28,53 @@ def contents(folder: Path) -> dict[str, tuple[int, int]]:
     return {str(path): (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--metric_for_best_model", "nix", "--load_best_model_at_end", "true"),
+        ("--set", "data.columns.text=nope"),
+        ("--set", "model.config.hidden_size=15"),
+        ("--resume_from_checkpoint", "nope"),
+    ],
+)
+def test_a_refused_run_leaves_no_directory(words: tuple[str, ...], tmp_path: Path) -> None:
+    path = small(tmp_path)
+    for command in ("check", "train"):
+        result = call(command, str(path), "--output_dir", "runs/new", *words)
+        assert result.exit_code == 2 or command == "check"
+        assert not (tmp_path / "runs").exists()
+    (tmp_path / "runs" / "new").mkdir(parents=True)
+    call("train", str(path), "--output_dir", "runs/new", *words)
+    assert (tmp_path / "runs" / "new").is_dir()
+
+
+def test_a_check_leaves_no_directory(tmp_path: Path) -> None:
+    done("check", str(small(tmp_path)))
+    assert not (tmp_path / "run").exists()
+
+
+def test_rows_to_evaluate_on_are_not_called_training_rows(run: Path, tmp_path: Path) -> None:
+    for text, said in {
+        "a good film,\n": "data.columns.label: 1 of the eval rows has no label: new.csv:2 'a good film'.",
+        "a good film,maybe\n": "the eval rows have labels that are not listed: maybe, in new.csv:2.",
+        "": "no row is left to evaluate on.",
+    }.items():
+        (tmp_path / "new.csv").write_text(f"text,label\n{text}")
+        result = call("eval", str(run), "--data", str(tmp_path / "new.csv"))
+        assert result.exit_code == 2
+        assert said in " ".join(result.output.split())
+        assert "train" not in result.output.replace("trainwright", "").replace("not trained", "")
+
+
+def test_rows_to_evaluate_on_need_no_label_that_is_left_out(tmp_path: Path) -> None:
+    path = small(tmp_path, SMALL.replace("  max_length: 16", '  labels: {"N/A": null}\n  max_length: 16'))
+    with (tmp_path / "table.csv").open("a") as table:
+        table.write("an odd film,N/A\n")
+    done("train", str(path), "--max_steps", "1")
+    (tmp_path / "new.csv").write_text("text,label\na good film,yes\n")
+    assert "1 sample:" in done("eval", str(tmp_path / "run"), "--data", str(tmp_path / "new.csv"))
+
+
 def test_a_finished_run_is_not_resumed_and_names_the_command_that_goes_on(run: Path) -> None:
     before = contents(run)
     shown = done("resume", str(run))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import shutil
 import sys
@@ -35,12 +36,28 @@ def clean(row):
     return {**row, "text": row["text"].upper()}
 
 
+def keeps(row):
+    return row
+
+
 def fail(row):
     return row["title"]
 
 
 def nothing(row):
     return 3
+
+
+def forgets(row):
+    row["text"] = row["text"].upper()
+
+
+def same(row):
+    return {"text": "a film", "label": row["label"]}
+
+
+def null(row):
+    return {**row, "text": None}
 
 
 def exits(prediction):
@@ -166,6 +183,21 @@ def test_a_strangers_run_names_no_code(file: Path, monkeypatch: pytest.MonkeyPat
     assert "is another place in each process" in shown
 
 
+def test_a_changed_function_of_rows_is_said_at_a_resume(file: Path) -> None:
+    done("train", str(file), "--set", "data.map=code.py:clean", "--set", "training.max_steps=4")
+    run = str(file.parent / "run")
+    assert "may be others" not in done("resume", run, "--set", "training.max_steps=5")
+    code = file.parent / "code.py"
+    code.write_text(CODE.replace("upper()", "lower()"))
+    shown = flat(done("resume", run, "--set", "training.max_steps=6"))
+    then, now = (hashlib.sha256(text.encode()).hexdigest()[:12] for text in (CODE, code.read_text()))
+    assert f"code.py:clean (sha256 {then}) -> " in shown
+    assert f"code.py:clean (sha256 {now}): the rows may be others" in shown
+    shown = flat(done("resume", run, "--set", "training.max_steps=7", "--set", f"data.map={code}:keeps"))
+    assert f"(sha256 {now}) -> " in shown
+    assert f"code.py:keeps (sha256 {now}): the rows may be others" in shown
+
+
 def test_an_evaluation_that_fails_at_the_end_loses_no_weights(file: Path) -> None:
     (file.parent / "code.py").write_text("def score(prediction):\n    return {'x': 1 // 0}\n")
     words = ("--set", "training.eval_strategy=no", "--set", "training.save_strategy=no")
@@ -193,6 +225,12 @@ def test_an_evaluation_that_fails_at_the_end_loses_no_weights(file: Path) -> Non
         (("--metrics", "code.py:huge"), "each value must be a number"),
         (("--metrics", "ends.py:f"), "cannot be imported: SystemExit: 0"),
         (("--metrics", "neighbour.py:f"), "No module named 'helper'. Modules beside it are not found"),
+        (("--set", "data.map=code.py:forgets"), "returned None for each of the 64 rows of train, so that none is left"),
+        (
+            ("--set", "data.map=code.py:same"),
+            "all 64 rows of train are equal in the column text, so that a model cannot",
+        ),
+        (("--set", "data.map=code.py:null"), "no row of train has a text: the column 'text' is empty"),
         (("--set", "data.map=clean"), "'clean' is neither module:function nor file.py:function"),
     ],
 )

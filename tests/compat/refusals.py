@@ -329,8 +329,8 @@ RAISES: list[tuple[str, dict[str, Any], str]] = [  # the last entry: what raises
     ("loss of each sample", {"model": Head(lambda logits: logits.mean(-1))}, "run.checks.explain_loss"),
     ("whole loss", {"model": Head(lambda logits: logits.argmax())}, "run.checks.explain_loss"),
     ("detached loss", {"model": Head(lambda logits: logits.mean().detach())}, "run.checks.explain_loss"),
-    ("frozen model", {"model": Head(torch.mean, trainable=False)}, "run.checks.explain_loss"),
-    ("no weights", {"model": NoWeights()}, "run.checks.explain_loss"),
+    ("frozen model", {"model": Head(torch.mean, trainable=False)}, "run.checks._raise_nothing_to_train"),
+    ("no weights", {"model": NoWeights()}, "run.checks._raise_nothing_to_train"),
     ("a number as the loss", {"model": Head(lambda logits: 0.5)}, "run.checks._raise_no_tensor"),
     (
         "no head",

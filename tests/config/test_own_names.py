@@ -64,7 +64,7 @@ def test_a_run_trains_as_without_them_and_the_plan_names_them(
         assert trainer.prove(num_steps=2).holds
     assert {getattr(args, name) for name in names} == {0.3}
     said = capsys.readouterr()
-    assert "MyArguments declares" in said.out + said.err + caplog.text
+    assert "as MyArguments declares it" in said.out + said.err + caplog.text
 
 
 def test_fields_that_are_only_inherited_are_ours(tmp_path: Path) -> None:

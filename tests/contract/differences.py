@@ -543,6 +543,18 @@ STAYING: tuple[Row, ...] = (
         shown_by="trainer/test_trainer_errors.py::test_early_stopping_without_what_it_watches",
     ),
     Row(
+        original=(
+            "an evaluation after training, such as one of the loaded best model, counts for `EarlyStoppingCallback` too"
+        ),
+        ours="only evaluations during training count",
+        shown_by="callbacks/test_early_stopping.py::test_an_evaluation_after_training_is_not_counted",
+    ),
+    Row(
+        original="`save_metrics` writes `NaN` and `Infinity` as words that JSON does not have",
+        ours='as text: `"nan"`, `"inf"`',
+        shown_by="cli/test_json.py::test_no_command_writes_json_that_only_python_reads",
+    ),
+    Row(
         original="a dict of datasets as `train_dataset` ends in a `KeyError`",
         ours="its datasets are trained on together ([Mixtures](advanced/samples.md#mixtures))",
         shown_by="capabilities/mixture/test_mixture.py::test_a_union_trains_as_the_sources_one_after_the_other_do",

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,6 +84,35 @@ def test_it_is_forty_lines_that_fit_a_terminal(small_run: tuple[Path, str]) -> N
     lines = output.replace(str(folder), "runs/demo").splitlines()
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 80
+
+
+def test_a_directory_that_cannot_be_made_is_named_in_a_sentence(tmp_path: Path) -> None:
+    place = "a_file/runs"
+    (tmp_path / "a_file").touch()
+    command = [sys.executable, "-W", "ignore", str(SCRIPT), f"--output_dir={tmp_path / place}"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 1
+    assert f"--output_dir {tmp_path / place} cannot be made: Not a directory. Choose another." in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_ctrl_c_ends_it_and_the_run_that_is_killed_with_a_sentence(small_run: tuple[Path, str], tmp_path: Path) -> None:
+    model = small_run[0].parent / "model"
+    command = [sys.executable, "-W", "ignore", str(SCRIPT), f"--output_dir={tmp_path}", f"--model={model}"]
+    command.append("--rows=960")
+    errors = tmp_path / "errors"
+    with (
+        errors.open("w") as file,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True, start_new_session=True) as process,
+    ):
+        assert process.stdout is not None
+        assert any("2. The same run" in line for line in process.stdout)
+        os.killpg(process.pid, signal.SIGINT)
+        process.stdout.read()
+        assert process.wait(timeout=60) == 130
+    shown = errors.read_text()
+    assert "Traceback" not in shown
+    assert "Stopped by Ctrl-C. The next `make demo` begins again." in shown
 
 
 def test_make_demo_runs_it() -> None:

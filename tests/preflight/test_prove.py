@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 import torch
 from torch import nn
 
+from trainwright import Trainer
+from trainwright.errors import ModelError
 from trainwright.preflight import prove
 from trainwright.preflight.prove import Proof, ProofReport, gap, without_dropout
 
@@ -84,6 +87,22 @@ def test_what_cannot_be_tried_says_why(tmp_path: Path) -> None:
     proof = prove._tried(short, 4, "accumulation", "a law", prove.accumulation)
     assert proof.holds is None
     assert "no 8 samples" in proof.evidence
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ({"data_collator": lambda rows: rows}, "data_collator cannot be sent to another process ("),
+        ({"cls": type("Local", (Trainer,), {})}, "the class of the trainer cannot be sent to another process ("),
+    ],
+)
+def test_what_cannot_be_pickled_is_named_before_a_process_starts(
+    parts: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    trainer = make_trainer(tmp_path, **parts)
+    with pytest.raises(ModelError, match=re.escape(said)) as caught:
+        attempt(prove.processes, trainer)
+    assert "define them at the top level of a module" in str(caught.value)
 
 
 @pytest.mark.slow

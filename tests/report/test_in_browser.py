@@ -214,7 +214,7 @@ def test_comparison_lays_the_curves_over_each_other_and_marks_where_they_part(br
     drawn = browser.run(f"return {CHART}.series.slice(1).map(one => [one.dash.length, one.width])")
     assert drawn[0] != drawn[1]  # the upper one has gaps, or is thinner, so both are seen
     text = browser.run("return document.body.innerText")
-    assert "part at step 100" in text
+    assert "diverge at step 100" in text
     assert "learning_rate" in text
-    assert browser.run(f"return {PLOT}.spec.marks") == [{"step": 100, "kind": "the losses part", "text": ""}]
+    assert browser.run(f"return {PLOT}.spec.marks") == [{"step": 100, "kind": "the losses diverge", "text": ""}]
     assert [url for url in browser.requests() if not url.startswith(INSIDE)] == []

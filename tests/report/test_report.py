@@ -16,6 +16,7 @@ from trainwright.report.page import document, figure, thinned
 from trainwright.report.run_page import (
     NUM_POINTS,
     Curve,
+    charts,
     facts,
     page,
     place,
@@ -126,8 +127,8 @@ def test_comparison_says_for_each_pair_where_losses_part_and_which_arguments_dif
         "apart": of({7: 1.0}, seed=2),
     }
     found = {pair.runs: str(pair) for pair in partings(runs)}
-    assert found[("one", "two")] == "part at step 3: 1 and 1.5"
-    assert found[("two", "late")] == "part at step 2: 2 and 2.5"
+    assert found[("one", "two")] == "diverge at step 3: 1 and 1.5"
+    assert found[("two", "late")] == "diverge at step 2: 2 and 2.5"
     assert found[("one", "apart")] == "no step that both logged"
     assert (first_difference(runs), len(found)) == (2, 6)
     assert first_difference(runs, tolerance=0.3) == 3
@@ -136,8 +137,46 @@ def test_comparison_says_for_each_pair_where_losses_part_and_which_arguments_dif
     assert str(partings(same)[0]) == "the same losses at all 3 steps that both logged"
     assert first_difference(same) is None
     text = comparison(runs)
-    for said in ("differ for the first time at step 2", "one and two", "part at step 3: 1 and 1.5", "What differs"):
+    for said in ("differ for the first time at step 2", "one and two", "diverge at step 3: 1 and 1.5", "What differs"):
         assert said in text
+
+
+@pytest.mark.parametrize(
+    ("places", "names"),
+    [
+        (("a/run", "b/run", "other"), ["a/run", "b/run", "other"]),
+        (("run", "a/run"), [None, "a/run"]),
+        (("x/a/run", "y/a/run"), ["x/a/run", "y/a/run"]),
+        (("run", "run"), ["run (1)", "run (2)"]),
+    ],
+)
+def test_runs_of_one_name_are_named_with_the_directories_above(
+    places: tuple[str, ...], names: list[str | None], tmp_path: Path
+) -> None:
+    folders = [tmp_path / one for one in places]
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+        FileJournal(folder, "a").write("start", step=0)
+    found = list(read_runs(folders))
+    assert found == [f"{tmp_path.name}/run" if name is None else name for name in names]
+
+
+def test_charts_of_the_task_come_before_what_is_counted() -> None:
+    course = {1: 3.0, 2: 2.0}
+    record = of(course)
+    names = ("entropy", "eval_entropy", "num_tokens", "eval_num_tokens", "rewards/margins", "eval_rewards/margins")
+    record.values |= dict.fromkeys(names, course)
+    text = "".join(charts(record))
+    places = [text.index(title) for title in (">Rewards<", ">Entropy<", ">Number of tokens<")]
+    assert places == sorted(places)
+
+
+def test_the_page_of_runs_draws_no_speed_of_evaluations() -> None:
+    course = {1: 3.0, 2: 2.0}
+    runs = {name: of(course) for name in ("one", "two")}
+    for record in runs.values():
+        record.values |= {"eval_samples_per_second": course, "eval_accuracy": course}
+    assert "valuation samples per second" not in comparison(runs)
 
 
 def test_two_real_runs_part_where_their_seeds_make_them(tmp_path: Path) -> None:

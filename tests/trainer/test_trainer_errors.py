@@ -178,6 +178,41 @@ def test_a_model_that_cannot_be_trained(model: nn.Module, words: tuple[str, ...]
     assert trainer.state.global_step == 0
 
 
+class Unfreezes(TrainerCallback):
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        model.requires_grad_(True)
+
+
+class Listens(TrainerCallback):
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        self.events.append("begin")
+
+
+def test_a_model_that_is_frozen_whole_is_refused_before_the_run_is_prepared(tmp_path: Path) -> None:
+    def make(**parts: Any) -> Trainer:
+        model = models.seeded(lambda: models.bert(0.0))
+        model.requires_grad_(False)
+        trainer: Trainer = make_trainer(tmp_path, model=model, train_dataset=data.texts(8), max_steps=1, **parts)
+        return trainer
+
+    trainer = make()
+    with pytest.raises(errors.ModelError) as error:
+        trainer.train()
+    says(error, "all of them frozen, so there is nothing to train. Set requires_grad=True")
+    assert trainer.optimizer is None
+    assert error.value.__cause__ is None, "no backward pass was tried"
+
+    listens = Listens()
+    with pytest.raises(errors.ModelError) as error:
+        make(callbacks=[listens]).train()
+    says(error, "all of them frozen")
+    assert listens.events == ["begin"], "a callback may unfreeze, so the first backward pass decides"
+    assert make(callbacks=[Unfreezes()]).train().global_step == 1
+
+
 @pytest.mark.parametrize("loss", [None, 1.0])
 def test_a_loss_function_that_returns_no_tensor(loss: Any, tmp_path: Path) -> None:
     with pytest.raises(errors.ModelError) as error:

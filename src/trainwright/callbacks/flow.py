@@ -78,7 +78,10 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState, original="transfor
         self.early_stopping_patience = early_stopping_patience
         self.early_stopping_threshold = early_stopping_threshold
         self.early_stopping_patience_counter = 0
-        self._num_without = 0  # evaluations in a row that did not give the metric
+        # evaluations in a row that did not give the metric
+        self._num_without = 0
+        # Evaluations after training, such as one of the loaded best model, have no next one to wait for.
+        self._has_ended = False
 
     def check_metric_value(
         self, args: Arguments, state: TrainerState, control: TrainerControl, metric_value: float
@@ -109,6 +112,7 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState, original="transfor
         self.early_stopping_patience_counter = 0 if is_better else self.early_stopping_patience_counter + 1
 
     def on_train_begin(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        self._has_ended = False
         name = type(self).__name__
         if args.metric_for_best_model is None:
             raise ArgumentError(
@@ -120,16 +124,21 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState, original="transfor
             effect = "the run ends with the last weights, not with the best ones"
             logger.warning("%s without load_best_model_at_end=True: %s.", name, effect)
 
+    def on_train_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        self._has_ended = True
+
     def on_evaluate(
         self, args: Arguments, state: TrainerState, control: TrainerControl, metrics: Logs = NO_LOGS, **kwargs: object
     ) -> None:
+        if self._has_ended:
+            return
         name = f"eval_{(args.metric_for_best_model or 'loss').removeprefix('eval_')}"
         if name not in metrics:
             self._num_without += 1
             if self._num_without == 1:  # with an average of the weights, every second evaluation gives it
                 return
             logger.warning(
-                "Early stopping looks for %s, which this evaluation did not give; it gave %s.",
+                "Early stopping needs the metric %s, but this evaluation returned %s.",
                 name,
                 ", ".join(sorted(metrics)),
             )

@@ -20,7 +20,7 @@ import typer
 import typer.core
 
 from trainwright import errors
-from trainwright._types import counted, hide, is_url, printable, replacing, write_text
+from trainwright._types import counted, hide, is_url, json_value, printable, replacing, write_text
 from trainwright.capability_table import COMMANDS, load
 from trainwright.cli.ask import chat
 from trainwright.cli.parameters import Changed, Processes
@@ -86,7 +86,7 @@ def init(
         str | None,
         typer.Option(
             metavar="MODEL",
-            help="chat: train this model with an adapter, as qwen3-0.6b; an unknown name lists all.",
+            help="chat: train this model with an adapter: qwen3-0.6b, or Qwen/Qwen3-0.6B; an unknown name lists all.",
             autocompletion=_known_models,
         ),
     ] = None,
@@ -133,10 +133,10 @@ def train(
     recipe, tree = _read(config, overrides, context)
     if launched(recipe, processes, context):
         return
-    from trainwright.cli.tasks.recipe_run import refuse_a_second_run, rehearse, run
+    from trainwright.cli.tasks.recipe_run import refuse_a_second_run, rehearse, removes_unused_directory, run
 
     refuse_a_second_run(recipe, tree)
-    with answering(as_json) as answer:
+    with removes_unused_directory(Path(recipe.training["output_dir"])), answering(as_json) as answer:
         if not dry_run:
             answer |= run(recipe, tree, print_status)
             return
@@ -231,7 +231,7 @@ def check(
 ) -> None:
     """Look for problems without training."""
     recipe, tree = _read(config, overrides, context)
-    from trainwright.cli.tasks.recipe_run import make_trainer
+    from trainwright.cli.tasks.recipe_run import make_trainer, removes_unused_directory
     from trainwright.preflight.check_registry import TABLE_CHECKS, CheckReport
     from trainwright.support.findings import Finding
 
@@ -249,22 +249,23 @@ def check(
 
     found: list[Finding] = []
     proof = None
-    try:
-        trainer = make_trainer(recipe, tree, keep if as_json else print_status, found=found)
-    except RecipeError:
-        if not any(finding.severity == "error" for finding in found):
-            raise
-        report = CheckReport(not_done=(("others", "the rows have errors, so that no model was loaded"),))
-    else:
-        report = trainer.check(
-            memory=memory or budget is not None,
-            budget=budget,
-            processes=processes,
-            per_node=per_node,
-            engine=shares,
-            against=against,
-        )
-        proof = trainer.prove() if prove and report.worst != "error" else None
+    with removes_unused_directory(Path(recipe.training["output_dir"])):
+        try:
+            trainer = make_trainer(recipe, tree, keep if as_json else print_status, found=found)
+        except RecipeError:
+            if not any(finding.severity == "error" for finding in found):
+                raise
+            report = CheckReport(not_done=(("others", "the rows have errors, so that no model was loaded"),))
+        else:
+            report = trainer.check(
+                memory=memory or budget is not None,
+                budget=budget,
+                processes=processes,
+                per_node=per_node,
+                engine=shares,
+                against=against,
+            )
+            proof = trainer.prove() if prove and report.worst != "error" else None
     report = report.with_findings(found, TABLE_CHECKS)
     if as_json:
         proved = None if proof is None else str(proof)
@@ -690,7 +691,6 @@ def eval(
 
 def _watch(run: Path, data: Path, *, overrides: Sequence[str], task: str | None, as_json: bool) -> None:
     """Makes the evaluations that a run asks for, until it ends."""
-    from trainwright._types import json_value
     from trainwright.capabilities.async_evaluation.requests import EvaluationRequest
     from trainwright.capabilities.async_evaluation.watcher import Watcher
     from trainwright.cli.tasks.applied import applied, rows_at
@@ -751,7 +751,7 @@ def predict(
             _say_predicted(out, number, as_json=as_json)
             return
         found = (
-            json.dumps(row, ensure_ascii=False)
+            json.dumps(json_value(row), ensure_ascii=False)
             for row in predict(one, batch_size=batch_size, max_new_tokens=max_new_tokens)
         )
         if str(out) == "-":

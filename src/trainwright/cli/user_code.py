@@ -9,6 +9,7 @@ this machine, which a list in the cache directory has, or names in the command.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import json
@@ -22,7 +23,7 @@ from typing import Any
 
 from trainwright._types import PREFIX_CHECKPOINT_DIR, JSONObject, write_text
 from trainwright.errors import RecipeError, did_you_mean
-from trainwright.support.door import read_json
+from trainwright.support.door import read_json, read_settings
 
 NO_CODE = "TRAINWRIGHT_NO_USER_CODE"  # a variable that a server sets for its commands
 SUFFIX = ".py"
@@ -40,6 +41,7 @@ SIGNS = (
 )
 OF_THE_TRAINER = ("epoch", "loss", "runtime", "samples_per_second", "step", "steps_per_second")
 MOST_REMEMBERED = 1000
+DIGITS = 12  # of a digest
 MAX_BYTES = 1 << 20  # of the list of functions
 OF_PROCESSES = Path("/proc")  # whose links lead to other places in each process
 # Functions that the commands of this process named.
@@ -57,6 +59,17 @@ def resolve(text: str, base: Path) -> str:
     """Returns the name with an absolute path, if it names a file."""
     place, _, name = text.rpartition(":")
     return f"{(base / Path(place).expanduser()).absolute()}:{name}" if place.endswith(SUFFIX) else text
+
+
+def digest_source(text: str) -> str | None:
+    """Returns a digest of the file of a function, or of the module; None if it cannot be read."""
+    place = text.rpartition(":")[0]
+    try:
+        spec = None if place.endswith(SUFFIX) else importlib.util.find_spec(place)
+        path = Path(place if spec is None or spec.origin is None else spec.origin)
+        return hashlib.sha256(read_settings(path).encode()).hexdigest()[:DIGITS]
+    except (ImportError, OSError, ValueError):
+        return None
 
 
 def find_functions(value: JSONObject) -> list[tuple[tuple[str, ...], str]]:

@@ -214,12 +214,15 @@ def run_summary(
     lines = _lines(args, batch=batch, length=_length(args, plan), warmup=warmup, steps=state)
     summarized = {name for name, one in SETTINGS.items() if one.summarized} | set(idle)
     summarized |= _derived(cast("DataclassInstance", args))
+    kind: type = type(args)
+    taken = redeclared_fields(kind)
+    # TRL's "auto" may have become None, which has no effect.
+    summarized |= {name for name in taken if getattr(args, name) is None}
     others = [f"{name}={value!r}" for name, value in differing(args).items() if name not in summarized]
     if others:
         lines.append(f"settings  {', '.join(others)}")
-    kind: type = type(args)
-    if taken := redeclared_fields(kind):
-        lines.append(f"off       {', '.join(taken)}: {kind.__name__} declares {counted(len(taken), 'field')} so named")
+    if used := [name for name in taken if getattr(args, name) not in (None, False)]:
+        lines.append(f"own       {', '.join(used)}: as {kind.__name__} declares it, not as Trainwright does")
     return lines
 
 

@@ -20,6 +20,7 @@ from trainwright._types import (
     Nested,
     counted,
     is_instance_of,
+    json_value,
     plain_numbers,
     printable,
     recordable,
@@ -366,7 +367,9 @@ denumpify_detensorize = plain_numbers  # the original's name
 
 
 def _write_json(path: Path, values: Mapping[str, object]) -> None:
-    write_text(path, json.dumps(make_record(values, set()), indent=4, sort_keys=True))
+    # Strict JSON: a metric that is not finite is text.
+    kept = json_value(make_record(values, set()))
+    write_text(path, json.dumps(kept, indent=4, sort_keys=True, allow_nan=False))
 
 
 def _readable(name: str, value: Any) -> object:  # any value that a user logs

@@ -24,6 +24,7 @@ from trainwright.preflight.check_registry import CheckFacts, check
 from trainwright.support import model_facts
 from trainwright.support.findings import Finding, error, note, some, warning
 from trainwright.support.host import available_bytes
+from trainwright.support.metric_order import order_metrics
 from trainwright.support.optimizer_facts import keeps_small_updates
 from trainwright.support.tensor_tree import storage_place
 from trainwright.support.units import count_text, duration_text, size_text
@@ -132,7 +133,7 @@ def metrics(facts: CheckFacts) -> Iterator[Finding]:
         )
         return
     if names:
-        yield note(f"An evaluation returns {some(sorted(names), 8)}.")
+        yield note(f"An evaluation returns {some(order_metrics(sorted(names)), 8)}.")
         return
     targets = find_target_names(facts.batches[0], facts.label_names) if facts.batches else []
     cure = "Name the entries of a batch that are labels with label_names=[...], or return a loss without labels."

@@ -158,7 +158,9 @@ def _tried(trainer: AnyTrainer, num_steps: int, name: str, law: str, attempt: Ca
     try:
         holds, evidence, cure = attempt(trainer, num_steps)
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        # A ModelError is a sentence of this module's, or of a check of the trainer.
+        kind = "" if isinstance(error, ModelError) else f"{type(error).__name__}: "
+        reason = f"{kind}{error}".splitlines()[0]
         return Proof(name=name, law=law, holds=None, evidence=reason)
     return Proof(name=name, law=law, holds=holds, evidence=evidence, cure="" if holds else cure)
 
@@ -313,16 +315,20 @@ def processes(trainer: AnyTrainer, num_steps: int) -> tuple[bool, str, str]:
     together = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
     if trainer.optimizer is not None and not trainer._created_lr_scheduler:
         raise ModelError("optimizers=(...) holds parameters of this process; pass optimizer_cls_and_kwargs instead")
+    if (reason := getattr(trainer, "reason_for_one_process", None)) is not None:
+        raise ModelError(reason)
+    recipe = _recipe(trainer, together)
+    _check_can_be_sent(recipe)
     try:
-        two = get_gradients(_recipe(trainer, together), num_processes=2)
+        two = get_gradients(recipe, num_processes=2)
         if Internals(trainer).engine.device.type == "cpu":
             one = _gradients(trainer, bf16=False, fp16=False, **alone)
         else:
             one = get_gradients(_recipe(trainer, alone), num_processes=1)
     except Exception as error:
         raise ModelError(
-            f"it could not be sent to another process ({error}). Classes and functions must be in a module that can "
-            "be imported, not in the script itself"
+            f"it could not be made anew in another process ({error}). Classes and functions must be in a module that "
+            "can be imported, not in the script itself"
         ) from error
     seen = gap(one, two)
     evidence = f"the gradients of {WINDOW} samples differ by {seen:.2g} relative to the largest one"
@@ -347,6 +353,19 @@ def _recipe(trainer: AnyTrainer, sizes: JSONObject) -> JSONObject:
         "settings": {**differing_arguments(trainer.args), **known, "report_to": "none"},
         "parts": {"model": model, **{name: getattr(trainer, name) for name in names}},
     }
+
+
+def _check_can_be_sent(recipe: JSONObject) -> None:
+    """Raises ModelError for a part of a recipe that cannot be pickled."""
+    for name, part in ({"the class of the trainer": recipe["trainer"]} | recipe["parts"]).items():
+        try:
+            pickle.dumps(part)
+        # whatever the user's class raises
+        except Exception as error:
+            raise ModelError(
+                f"{name} cannot be sent to another process ({error}). Take lambdas, and functions and classes that "
+                "are made inside of a function, out of it: define them at the top level of a module"
+            ) from error
 
 
 # -- gradients of a step, also in other processes

@@ -12,28 +12,45 @@ from trainwright.journal.record import Record, read
 from trainwright.report.page import NUM_POINTS, Curve, Marker, document, figure, grid, readable, table
 from trainwright.report.run_page import NOT_DRAWN, facts
 from trainwright.report.run_table import OTHER_ROWS, differing_arguments, is_comparable
+from trainwright.support.metric_order import order_metrics
 
 TOLERANCE = 1e-6  # relative difference that rounding may cause
 
 
 def read_runs(runs: Sequence[str | Path]) -> dict[str, Record]:
-    """Returns the records of runs by the names of their directories, which are numbered where two are the same."""
-    names = [Path(run).resolve().name for run in runs]
+    """Returns the records of runs by the names of their directories.
+
+    Directories of the same name have those above them in their names too, and a run that is named twice has a number.
+    """
+    names = _distinct_names([Path(run).resolve().parts for run in runs])
     numbered = [f"{name} ({i + 1})" if names.count(name) > 1 else name for i, name in enumerate(names)]
     return dict(zip(numbered, map(read, runs), strict=True))
+
+
+def _distinct_names(places: Sequence[tuple[str, ...]]) -> list[str]:
+    """Returns the end of each path, of as many parts as it takes to tell it from the other paths."""
+    found = []
+    for place in places:
+        others = [other for other in places if other != place]
+        lengths = range(1, len(place))
+        length = next((n for n in lengths if all(other[-n:] != place[-n:] for other in others)), len(place))
+        found.append("/".join(place[-length:]))
+    return found
 
 
 def comparison(records: dict[str, Record], *, tolerance: float = TOLERANCE) -> str:
     """Returns the page as text."""
     parting = first_difference(records, tolerance)
-    marks = [] if parting is None else [Marker(parting, "the losses part")]
+    marks = [] if parting is None else [Marker(parting, "the losses diverge")]
     names = dict.fromkeys(name for record in records.values() for name in record.values)
     shared = [
         name
         for name in names
-        if sum(len(record.values.get(name, ())) > 1 for record in records.values()) > 1 and not name.endswith(NOT_DRAWN)
+        if sum(len(record.values.get(name, ())) > 1 for record in records.values()) > 1
+        and not name.endswith((*NOT_DRAWN, "_per_second"))
     ]
-    shared.sort(key=lambda name: (name != "loss", not name.endswith("loss")))
+    shared = order_metrics(shared)
+    shared.sort(key=lambda name: (name != "loss", not name.endswith("loss"), not name.startswith("eval_")))
     num_points = NUM_POINTS // max(len(shared) * len(records), 1)
     charts = []
     for name in shared:
@@ -66,7 +83,7 @@ def comparison(records: dict[str, Record], *, tolerance: float = TOLERANCE) -> s
             grid(
                 [
                     table(
-                        "Where the losses part",
+                        "Where the losses diverge",
                         [(" and ".join(found.runs), found) for found in partings(records, tolerance)],
                     ),
                     *charts,
@@ -100,7 +117,7 @@ class LossDivergence:
         if self.losses is None:
             steps = "the step" if self.num_shared_steps == 1 else f"all {self.num_shared_steps} steps"
             return f"the same losses at {steps} that both logged"
-        return f"part at step {self.parts_at_step}: {self.losses[0]:.7g} and {self.losses[1]:.7g}"
+        return f"diverge at step {self.parts_at_step}: {self.losses[0]:.7g} and {self.losses[1]:.7g}"
 
 
 def partings(records: dict[str, Record], tolerance: float = TOLERANCE) -> list[LossDivergence]:

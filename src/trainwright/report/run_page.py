@@ -37,7 +37,8 @@ from trainwright.report.run_table import (
     summary,
 )
 from trainwright.search.search_record import SEARCH_NAME, SearchRecord
-from trainwright.support.html_table import PageSection, lines_text
+from trainwright.support.html_table import PageSection, html_marked, lines_text
+from trainwright.support.metric_order import order_metrics
 from trainwright.support.units import count_text, duration_text, size_text
 
 WATCH_S = 5  # from one version of a page to the next
@@ -231,7 +232,7 @@ def charts(record: Record) -> Iterator[str]:
         [*names, *(name.removeprefix("loss/") for name in record.values if name.startswith("loss/"))]
     )
     colors |= {"evaluation": 1, **{name: i for i, name in enumerate(sources, start=1)}}  # a source as its evaluation
-    for name in record.values:
+    for name in order_metrics(record.values):
         steps, values = record.series(name)
         if len({value for value in values if math.isfinite(value)}) > 1 and not name.endswith(NOT_DRAWN):
             title, label = place(name, names)
@@ -250,7 +251,7 @@ def charts(record: Record) -> Iterator[str]:
         groups[f"Throughput, {unit}"] = [speed]
 
     def order(title: str) -> tuple[bool, bool, bool, bool]:
-        is_metric = title not in LAST and any(curve.name.startswith("evaluation") for curve in groups[title])
+        is_metric = title not in LAST and any("evaluation" in curve.name for curve in groups[title])
         is_last = title in LAST or title.startswith("Throughput")
         return is_last, not is_metric, not title.startswith("Loss"), len(groups[title]) < 2
 

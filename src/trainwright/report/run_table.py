@@ -11,6 +11,7 @@ from pathlib import Path
 from trainwright.journal.forms import Entry
 from trainwright.journal.record import JOURNAL_NAME, Record, flat, read
 from trainwright.support.host import is_process_alive
+from trainwright.support.metric_order import order_metrics
 
 EVAL_ROWS = "eval_rows"  # in the recipe of a journal
 OTHER_ROWS = "evaluated on different rows: the metrics are not comparable"
@@ -177,11 +178,14 @@ def find_best(record: Record) -> Best | None:
 
 
 def collect_metrics(record: Record, best: Best | None) -> dict[str, float]:
-    """Returns the metrics of the best evaluation without prefix and times, with the deciding metric first."""
+    """Returns the metrics of the best evaluation, without prefix and times.
+
+    The metric that decides comes first, and by-products of the training last.
+    """
     if best is None:
         return {}
     found = {best.name: best.value}
-    for name in record.values:
+    for name in order_metrics(record.values):
         if name.startswith("eval_") and not name.endswith(("_runtime", "_per_second")):
             steps, values = record.series(name)
             if best.step in steps:

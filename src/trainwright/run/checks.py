@@ -46,6 +46,11 @@ HOOKS_WITHOUT_EFFECT = {
 }
 
 
+# Packages whose models, trainers and callbacks unfreeze nothing.
+OF_LIBRARIES = {"peft", "transformers", "trainwright", "trl"}
+MAY_UNFREEZE = ("training_step", "compute_loss", "create_optimizer", "create_optimizer_and_scheduler")
+
+
 def make_output_dir(folder: str) -> None:
     """Creates the directory of a run; OSError with its name and advice if that fails."""
     try:
@@ -91,23 +96,38 @@ def explain_loss(loss: object, model: Model, error: Exception) -> None:
         raise ModelError(f"The loss has the type {loss.dtype}; gradients need a real floating-point loss.") from error
     if loss.requires_grad:
         return
-    parameters = list(model.parameters())
-    name = type(model).__name__
-    if not any(parameter.requires_grad for parameter in parameters):
-        what = (
-            "has no parameters"
-            if not parameters
-            else f"has {counted(len(parameters), 'parameter')}, all of them frozen"
-        )
-        raise ModelError(
-            f"{name} {what}, so there is nothing to train. "
-            + ("Register its weights as nn.Parameter." if not parameters else "Set requires_grad=True on some of them.")
-        ) from error
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        _raise_nothing_to_train(model, error)
     raise ModelError(
-        f"The loss of {name} has no gradient: no trainable weight contributes to it. It may be computed under "
-        "torch.no_grad(), from .detach(), .item() or numpy, or only from outputs of frozen layers; with "
+        f"The loss of {type(model).__name__} has no gradient: no trainable weight contributes to it. It may be "
+        "computed under torch.no_grad(), from .detach(), .item() or numpy, or only from outputs of frozen layers; with "
         "activation_checkpointing and frozen embeddings, call model.enable_input_require_grads()."
     ) from error
+
+
+def _raise_nothing_to_train(model: Model, error: Exception | None = None) -> NoReturn:
+    num = len(list(model.parameters()))
+    what = f"has {counted(num, 'parameter')}, all of them frozen"
+    cure = "Set requires_grad=True on some of them."
+    if num == 0:
+        what = "has no parameters"
+        cure = "Register its weights as nn.Parameter."
+    raise ModelError(f"{type(model).__name__} {what}, so there is nothing to train. {cure}") from error
+
+
+def check_not_frozen(model: Model, callbacks: Iterable[object], trainer: object) -> None:
+    """Raises ModelError before anything is prepared if all weights are frozen, and nobody could change that.
+
+    Callbacks and overrides of the user's may unfreeze weights, and the loss of a `forward` of the user's may have a
+    gradient all the same. If they do not, the first backward pass raises the error.
+    """
+    parameters = list(model.parameters())
+    if not parameters or any(parameter.requires_grad for parameter in parameters):
+        return
+    inner = model_facts.uncompiled(model)
+    makers = [type(one).__module__.partition(".")[0] for one in (inner, trainer, *callbacks)]
+    if {*makers} <= OF_LIBRARIES and not is_overridden(trainer, *MAY_UNFREEZE):
+        _raise_nothing_to_train(inner)
 
 
 def _raise_no_tensor(loss: object, maker: str, error: Exception | None = None) -> NoReturn:

@@ -59,9 +59,14 @@ def check_evaluation(trainer: Any, ignore_keys: list[str] | None) -> bool:
 
 
 def find_metric_names(trainer: Any) -> set[str]:
-    """Returns the names of an evaluation's metrics, from a single batch of the first evaluation set."""
+    """Returns the names of an evaluation's metrics, from a single batch of the first evaluation set.
+
+    A trainer whose `log` adds metrics names them in `take_logged_metrics`.
+    """
     name = next(iter(trainer.eval_dataset), None) if isinstance(trainer.eval_dataset, dict) else None
-    return set(_measure_metrics(trainer, _first_batch(trainer, name), "eval", None))
+    found = set(_measure_metrics(trainer, _first_batch(trainer, name), "eval", None))
+    take_logged_metrics = getattr(trainer, "take_logged_metrics", None)
+    return found if take_logged_metrics is None else found | take_logged_metrics()
 
 
 def _find_metric(trainer: Any, wanted: RequiredMetric, ignore_keys: list[str] | None) -> bool:

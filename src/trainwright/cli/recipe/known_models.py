@@ -57,22 +57,34 @@ def read_known_models() -> dict[str, KnownModel]:
     return {name: KnownModel(**values) for name, values in parse_json(text).items()}
 
 
+def find_known_model(name: str) -> str | None:
+    """Returns the name here of a model by that name or by its name on the Hub, whatever their case; None if unknown."""
+    models = read_known_models()
+    names = {known: known for known in models} | {model.path.lower(): known for known, model in models.items()}
+    return names.get(name.lower())
+
+
 def check_known_model(task: str, name: str) -> None:
     """Refuses a name that is not known, and a task that has no recipe for it."""
     models = read_known_models()
-    if name.lower() not in models:
+    known = find_known_model(name)
+    if known is None:
         listed = "\n".join(f"    {known:<16}{model.path}" for known, model in models.items())
+        # Of a name on the Hub, the part after the organization is like the names here.
+        hint = did_you_mean(name.rpartition("/")[2].lower(), models)
         raise RecipeError(
-            f"--like {name}: there is no recipe for this model.{did_you_mean(name, models)} Take the nearest of these "
-            f"and change model.path:\n{listed}"
+            f"--like {name}: there is no recipe for this model.{hint} Take the nearest of these and change "
+            f"model.path:\n{listed}"
         )
     if task != "chat":
-        raise RecipeError(f"--like is for the task chat, not for {task}: trainwright init chat --like {name.lower()}")
+        raise RecipeError(f"--like is for the task chat, not for {task}: trainwright init chat --like {known}")
 
 
 def fill_recipe(name: str) -> str:
     """Returns the recipe of a known model as text."""
-    name = name.lower()
+    known = find_known_model(name)
+    assert known is not None, "the command has checked it"
+    name = known
     model = read_known_models()[name]
     rows = max(1, model.num_rows(CARDS_GB[0]))
     text = resources.files(FOLDER).joinpath("templates/chat-like.yaml").read_text(encoding="utf-8")

@@ -250,8 +250,13 @@ def _point(tree: Tree, data: Path, place: Path, *, output_dir: Path) -> None:
         value.pop(name, None)
     labels = _labels(place)
     has_labels = any(role in WITH_LABELS for role in TASKS[value["task"]].needs) and value["task"] != "regression"
-    if has_labels and labels and value["data"].get("labels") is None:
+    given = value["data"].get("labels")
+    if has_labels and labels and given is None:
         tree.set(("data", "labels"), labels, origin=str(place / CONFIG_NAME))
+    elif has_labels and labels and isinstance(given, dict) and not any(given.values()):
+        # Labels that are left out, alone: the others are those of the model, not those that these rows happen to have.
+        named = {label: label for label in labels} | given
+        tree.set(("data", "labels"), named, origin=str(place / CONFIG_NAME))
     tree.set(("data", "train"), [str(data.absolute())], origin="--data")
     tree.set(("data", "eval_share"), 0, origin="--data")
     tree.set(("model", "path"), str(place.absolute()), origin=str(place))

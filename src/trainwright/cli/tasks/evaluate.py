@@ -98,7 +98,7 @@ def evaluate(one: Applied, *, num_hardest: int = 10) -> Evaluation:
 def _load_labelled(one: Applied) -> TaskSource:
     """Returns the rows; RecipeError for a file without labels names the command that needs none."""
     try:
-        return load(one.recipe, one.tree)
+        return load(one.recipe, one.tree, is_evaluation=True)
     except RecipeError as error:
         if not any(path[:2] == ("data", "columns") and path[-1] in OF_ANSWERS for path, _ in error.entries):
             raise

@@ -349,7 +349,7 @@ class _Proof:
         if self._data is not None or recipe is None:
             assert self._data is not None
             pointed, tree = self._recipe(self._source, self._data)
-            material = load(pointed, tree)
+            material = load(pointed, tree, is_evaluation=True)
             return material.train, material, self._data.name
         assert self._file is not None
         tree = read_tree(self._file)

@@ -95,7 +95,16 @@ def _check_texts(recipe: Recipe, table: Table, role: str) -> Iterator[Finding]:
             return
         if cell is None or not str(cell).strip():
             empty.append(place)
-    if empty:
+    if empty and len(empty) == len(cells):
+        yield Finding(
+            "error",
+            f"no row of {table.part} has a {role}: the column {column!r} is empty.",
+            "Name the column with the texts.",
+            check="texts",
+            rows=table.names(empty[:1]),
+            entry=entry,
+        )
+    elif empty:
         what = "1 row has" if len(empty) == 1 else f"{len(empty)} rows have"
         yield Finding(
             "warning",

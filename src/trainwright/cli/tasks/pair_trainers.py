@@ -100,10 +100,21 @@ def find_form(trainer: Trainer) -> str | None:
     return found
 
 
-class _SendsNothing:
-    """Keeps TRL from telling the Hub which trainer is used."""
+class _PairTrainer:
+    """What both trainers add to TRL's."""
 
-    def _send_telemetry(self) -> None: ...
+    # Read by the proof that two processes equal one.
+    reason_for_one_process = "a trainer of TRL prepares its rows itself and is not made anew in another process"
+    _metrics: dict[str, dict[str, list[float]]]
+
+    def _send_telemetry(self) -> None:
+        """Keeps TRL from telling the Hub which trainer is used."""
+
+    def take_logged_metrics(self) -> set[str]:
+        """Returns the names of the metrics that `log` would add to the last evaluation, and forgets their values."""
+        found = {f"eval_{name}" for name in self._metrics["eval"]}
+        self._metrics["eval"].clear()
+        return found
 
 
 @cache
@@ -125,7 +136,7 @@ def pair_classes(task: str) -> PairClasses:
             "TRL was imported before Trainwright could take its place in it. Call trainwright.compat.install() first."
         )
 
-    class PreferenceTrainer(_SendsNothing, dpo_trainer):  # type: ignore[misc]
+    class PreferenceTrainer(_PairTrainer, dpo_trainer):  # type: ignore[misc]
         """TRL's DPOTrainer, with the loss of each pair for the ledger."""
 
         def compute_loss(
@@ -143,7 +154,7 @@ def pair_classes(task: str) -> PairClasses:
                 super().compute_loss(self.model, inputs)
             return _dpo_losses(kept, inputs, self.beta)
 
-    class PairRewardTrainer(_SendsNothing, reward_trainer):  # type: ignore[misc]
+    class PairRewardTrainer(_PairTrainer, reward_trainer):  # type: ignore[misc]
         """TRL's RewardTrainer, with the loss of each pair for the ledger."""
 
         def compute_loss(

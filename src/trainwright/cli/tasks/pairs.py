@@ -123,7 +123,7 @@ def _read(material: TaskSource, rows: Rows, part: str, *, is_chat: bool) -> list
         found.append({**pair, ROW_COLUMN: place})
     table = material.table(part, rows)
     problems = [
-        f"data.columns: {table.listed(places)} of {part}: {problem}. Correct the rows, or remove them."
+        f"data.columns: {table.listed(places)} of {table.part}: {problem}. Correct the rows, or remove them."
         for problem, places in wrong.items()
     ]
     material.tree.refuse([(("data", "columns"), problem) for problem in problems])
@@ -131,7 +131,7 @@ def _read(material: TaskSource, rows: Rows, part: str, *, is_chat: bool) -> list
         material.found.append(
             Finding(
                 "warning",
-                f"both answers are equal in {counted(len(equal), 'pair')} of {part}, which teach nothing: "
+                f"both answers are equal in {counted(len(equal), 'pair')} of {table.part}, which teach nothing: "
                 f"{table.listed(equal)}.",
                 "Remove them.",
                 check="pairs",
@@ -212,6 +212,7 @@ def name_pairs(material: TaskSource, part: str, dataset: Any, *, length: int) ->
         RecipeError: no pair is left.
     """
     rows = dict(material.parts)[part]
+    part = material.part_name(part)
     places = dataset[ROW_COLUMN][:]
     if not places:
         asked = material.recipe.data.max_length

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice, takewhile
 from typing import IO, Any, TypeAlias
 
@@ -359,32 +360,48 @@ class _Predictor:
     def _generated(self, prompts: list[str], *, specials: bool, closes: bool = True) -> list[str]:
         """Returns the text generated after each prompt, or from it; the same in each call.
 
+        A text is shorter than `max_new_tokens` if the prompt leaves less room; a prompt that leaves none is cut.
         With `specials`, the tokenizer adds its special tokens; without `closes`, a decoder's prompts lack those at the
         end.
         """
-        is_decoder = not self._model.config.is_encoder_decoder
+        config = self._model.config
+        is_decoder = not config.is_encoder_decoder
         self._tokenizer.padding_side = self._tokenizer.truncation_side = "left" if is_decoder else "right"
-        length = self._length
-        positions = getattr(self._model.config, "max_position_embeddings", None)
-        if is_decoder and positions is not None:  # room for the generated text
-            length = max(1, min(length, positions - self._max_new_tokens))
+        encode = partial(
+            self._encode_prompts, prompts, specials=specials, num_closing=0 if closes else self._num_closing()
+        )
+        inputs = encode(self._length)
+        num_new = self._max_new_tokens
+        positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+        if is_decoder and positions is not None and inputs["input_ids"].shape[1] + num_new > positions:
+            if len(prompts) > 1:
+                # Together, the longest prompt would leave less room for all.
+                alone = (self._generated([prompt], specials=specials, closes=closes) for prompt in prompts)
+                return [text for texts_of_one in alone for text in texts_of_one]
+            if inputs["input_ids"].shape[1] >= positions:
+                inputs = encode(max(positions - num_new, positions // 2))
+            num_new = min(num_new, positions - inputs["input_ids"].shape[1])
+        ids = self._model.generate(
+            **inputs,
+            max_new_tokens=num_new,
+            do_sample=False,
+            pad_token_id=self._tokenizer.pad_token_id,
+        )
+        new = ids[:, inputs["input_ids"].shape[1] :] if is_decoder else ids
+        decoded: list[str] = self._tokenizer.batch_decode(new, skip_special_tokens=True)
+        return decoded
+
+    def _encode_prompts(
+        self, prompts: list[str], length: int, *, specials: bool, num_closing: int
+    ) -> dict[str, torch.Tensor]:
+        """Returns the inputs of at most `length` tokens each; the closing tokens do not count, and are taken off."""
         inputs = self._tokenizer(
             prompts,
             add_special_tokens=specials,
             truncation=True,
-            max_length=length,
+            max_length=length + num_closing,
             padding=True,
             return_tensors="pt",
         )
         inputs.pop("token_type_ids", None)
-        num_closing = 0 if closes else self._num_closing()
-        on_device = {name: value[:, : value.shape[1] - num_closing].to(self._device) for name, value in inputs.items()}
-        ids = self._model.generate(
-            **on_device,
-            max_new_tokens=self._max_new_tokens,
-            do_sample=False,
-            pad_token_id=self._tokenizer.pad_token_id,
-        )
-        new = ids[:, on_device["input_ids"].shape[1] :] if is_decoder else ids
-        decoded: list[str] = self._tokenizer.batch_decode(new, skip_special_tokens=True)
-        return decoded
+        return {name: value[:, : value.shape[1] - num_closing].to(self._device) for name, value in inputs.items()}

@@ -8,9 +8,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ from trainwright.cli.tasks.adapter import (
     with_adapter,
 )
 from trainwright.cli.tasks.class_weights import WeightedLoss, describe_weights
+from trainwright.cli.tasks.models import FOLDER as TOKENIZER_FOLDER
 from trainwright.cli.tasks.models import remove_learned
 from trainwright.cli.tasks.pair_trainers import find_form
 from trainwright.cli.tasks.source import TaskSource, digest_rows, load
@@ -38,14 +40,16 @@ from trainwright.cli.tasks.task_trainer import (
     make_objects,
     make_task_trainer,
 )
-from trainwright.cli.user_code import allow_functions, remember_functions
+from trainwright.cli.user_code import allow_functions, digest_source, remember_functions
 from trainwright.config.arguments import TrainingArguments
 from trainwright.errors import ArgumentError, CheckpointError, RecipeError, TrainwrightError
 from trainwright.hub.access import model_problem, without_retries
-from trainwright.journal.record import JOURNAL_NAME, read_findings
+from trainwright.journal.record import JOURNAL_NAME, read, read_findings
+from trainwright.report.run_table import last_start
 from trainwright.run.checks import make_output_dir
 from trainwright.state.trainer_state import TrainerState
 from trainwright.support.door import read_json, read_settings
+from trainwright.support.metric_order import order_metrics
 from trainwright.support.units import count_text
 
 if TYPE_CHECKING:
@@ -58,6 +62,8 @@ if TYPE_CHECKING:
 HEAD = "# What this run was started with; `trainwright resume` reads it. Paths are absolute, tokens are left out.\n"
 LOGS = 20  # logs of a short run
 CONTINUES = ("overwrite_output_dir", "resume_from_checkpoint", "branch_from")  # each says what becomes of checkpoints
+# What is in the directory of a run before it begins.
+WRITTEN_FIRST = (RECIPE_NAME, "config.json", "generation_config.json")
 NOT_SHOWN = ("_runtime", "_per_second", "epoch")
 
 Say = Callable[[str, str], None]  # (topic, line)
@@ -132,6 +138,7 @@ def make_trainer(recipe: Recipe, tree: Tree, say: Say, *, found: list[Finding] |
         trainer.add_callback(EarlyStoppingCallback(stopping.patience, stopping.threshold))
     journal = Internals(trainer).services.journal
     journal.recipe = summarize(recipe, material)
+    note_changed_map(recipe, journal.recipe, say)
     if parts.compute_loss is not None:
         journal.recipe["class_weights"] = describe_weights(parts.compute_loss.named)
         say("weights", f"in the training loss: {journal.recipe['class_weights']}")
@@ -144,17 +151,34 @@ def make_trainer(recipe: Recipe, tree: Tree, say: Say, *, found: list[Finding] |
 
 
 def summarize(recipe: Recipe, material: TaskSource) -> JSONObject:
-    """Returns what tells a run from others: its task, model, data and adapter, and a digest of the evaluation rows."""
+    """Returns what distinguishes a run: task, model, data, adapter, and digests of its code and its evaluation rows."""
     data = recipe.data
     named = [source["path"] for source in data.sources or ()] or data.train or data.dataset
     summary = {
         "task": recipe.task,
         "model": _near(recipe.model.path) if recipe.model.path else recipe.model.config.get("model_type"),
         "data": ", ".join(map(_near, named)) if isinstance(named, list) else _near(named),
+        "map": None if data.map is None else f"{_near_function(data.map)} (sha256 {digest_source(data.map)})",
         "adapter": None if recipe.lora is None else described(recipe.lora),
         "eval_rows": digest_rows(material.eval) if len(material.eval) else None,
     }
     return {name: str(value) for name, value in summary.items() if value is not None}
+
+
+def _near_function(text: str) -> str:
+    place, _, name = text.rpartition(":")
+    return f"{_near(place)}:{name}"
+
+
+def note_changed_map(recipe: Recipe, now: JSONObject, say: Say) -> None:
+    """Shows that a resumed run maps its rows in another way than the run before, as its journal says."""
+    folder = Path(recipe.training["output_dir"])
+    if not recipe.training.get("resume_from_checkpoint") or not (folder / JOURNAL_NAME).is_file():
+        return
+    then = last_start(read(folder)).get("recipe", {})
+    if then and then.get("map") != now.get("map"):
+        before, after = (one.get("map", "none") for one in (then, now))
+        say("changed", f"data.map {before} -> {after}: the rows may be others than those trained on so far")
 
 
 def _near(name: object) -> str:
@@ -229,6 +253,27 @@ def rehearse(recipe: Recipe, tree: Tree, say: Say) -> None:
         word, _, rest = line.partition(" ")
         say(word, rest.strip())
     say("dry run", "nothing was trained")
+
+
+@contextmanager
+def removes_unused_directory(folder: Path) -> Iterator[None]:
+    """Removes, at the end of the context, an output directory that the command made, unless a run began in it.
+
+    Of a refused run it has at most the recipe, a learned tokenizer, and the settings of an adapter's base model.
+    """
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    try:
+        yield
+    except BaseException:
+        is_new = folder in missing and folder.is_dir()
+        if is_new and {one.name for one in folder.iterdir()} <= {*WRITTEN_FIRST, TOKENIZER_FOLDER}:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    finally:
+        for one in missing:
+            # An error if it is not empty, or was not made.
+            with suppress(OSError):
+                one.rmdir()
 
 
 @contextmanager
@@ -423,7 +468,7 @@ def readable(scores: dict[str, float]) -> str:
     found = {name.removeprefix("eval_"): value for name, value in scores.items() if not name.endswith(NOT_SHOWN)}
     if set(found) == {"loss"} and found["loss"] < 50:
         found["perplexity"] = math.exp(found["loss"])
-    return ", ".join(f"{name} {value:.4g}" for name, value in found.items())
+    return ", ".join(f"{name} {found[name]:.4g}" for name in order_metrics(found))
 
 
 def plain(recipe: Recipe) -> JSONObject:

@@ -61,6 +61,7 @@ class TaskSource:
     has_lists: bool = False  # of labels: a row may have several
     is_check: bool = False  # nothing is trained, so that nothing is written into the output directory
     model: Any = None  # of transformers or peft, if it is loaded already
+    is_evaluation: bool = False  # nothing is trained: the rows in `train` are those of a file to evaluate on
 
     @property
     def parts(self) -> list[tuple[str, Rows]]:
@@ -71,6 +72,10 @@ class TaskSource:
     def notes(self) -> list[str]:
         """Returns the findings in the rows, for the console."""
         return [findings.described(finding) for finding in self.found]
+
+    def part_name(self, part: str) -> str:
+        """Returns what messages call the rows of a part."""
+        return "eval" if self.is_evaluation else part
 
     def table(self, part: str, rows: Rows) -> Table:
         """Returns the rows of a part as a table."""
@@ -86,7 +91,7 @@ class TaskSource:
 
         return findings.make_table(
             self.recipe,
-            part,
+            self.part_name(part),
             {name: partial(_cells, rows, name) for name in names},
             find_name=lambda place: str(all_names()[place]),
             twice=self.twice.get(part, ()),
@@ -114,7 +119,9 @@ class TaskSource:
 
     def wrong(self, problem: str, *path: str) -> NoReturn:
         """Raises a RecipeError that names the entry at `path`."""
-        self.tree.refuse([(path, f"{'.'.join(path)}: {problem}")])
+        # A command on a model sets the entry with its option `--data`, which the error names already.
+        entry = "" if self.is_evaluation and path == ("data", "train") else f"{'.'.join(path)}: "
+        self.tree.refuse([(path, f"{entry}{problem}")])
         raise AssertionError
 
     def column(self, rows: Rows, role: str) -> list[object]:
@@ -130,18 +137,20 @@ def _cells(rows: Rows, name: str) -> Sequence[object]:
     return list(rows[name]) if hasattr(rows, "column_names") else [row.get(name) for row in rows]
 
 
-def load(recipe: Recipe, tree: Tree, found: list[Finding] | None = None) -> TaskSource:
+def load(recipe: Recipe, tree: Tree, found: list[Finding] | None = None, *, is_evaluation: bool = False) -> TaskSource:
     """Reads the data of a recipe.
 
     Args:
         recipe: the recipe.
         tree: tree with the places of its entries.
         found: receives the findings in the rows, including errors.
+        is_evaluation: whether the rows of `data.train` are those of a file to evaluate on.
 
     Raises:
         RecipeError: files or columns are missing, rows cannot be trained on, or no row is left.
     """
     material = TaskSource(recipe, tree, [], [], found=[] if found is None else found, is_check=found is not None)
+    material.is_evaluation = is_evaluation
     try:
         if recipe.data.dataset is not None:
             train, held = _load_dataset(recipe.data)
@@ -176,7 +185,7 @@ def load(recipe: Recipe, tree: Tree, found: list[Finding] | None = None) -> Task
             cause = "train"
         else:
             cause = "dataset"
-        material.wrong("no row is left to train on.", "data", cause)
+        material.wrong(f"no row is left to {'evaluate' if is_evaluation else 'train'} on.", "data", cause)
     return material
 
 
@@ -210,6 +219,15 @@ def _map(material: TaskSource, part: str, rows: Rows) -> Rows:
         material.tree.refuse([(("data", "map"), str(error))])
         raise
     left_out = len(rows) - len(mapped)
+    part = material.part_name(part)
+    if left_out == len(rows):
+        what = "the only row" if left_out == 1 else f"each of the {left_out} rows"
+        material.wrong(
+            f"{named} returned None for {what} of {part}, so that none is left. Return the row that the function made "
+            "(is a return statement missing?), and None only for rows to leave out.",
+            "data",
+            "map",
+        )
     if left_out:
         material.found.append(
             Finding(
@@ -270,6 +288,8 @@ def _used(material: TaskSource, part: str, rows: Rows) -> Rows:
     rows = _without_left_out(material, part, rows)
     if len(rows) == 0:
         return rows
+    if material.recipe.data.map is not None:
+        _note_equal_rows(material, part, rows)
     table = material.table(part, rows)
     if material.shape is None:
         material.found += findings.find(material.recipe, table)
@@ -277,6 +297,26 @@ def _used(material: TaskSource, part: str, rows: Rows) -> Rows:
     places, found = findings.check_conversations(material.shape, table)
     material.found += found
     return _at(rows, places)
+
+
+def _note_equal_rows(material: TaskSource, part: str, rows: Rows) -> None:
+    """Adds a finding if the function of `data.map` left nothing in which the rows differ for the model."""
+    there = rows.column_names if hasattr(rows, "column_names") else rows[0]
+    names = [name for name in _inputs(material) if name in there or is_range(name)]
+    contents = set(_contents(rows, names))
+    if len(rows) == 1 or len(contents) > 1 or None in contents:
+        return
+    columns = f"column{'s' * (len(names) > 1)} {', '.join(names)}"
+    material.found.append(
+        Finding(
+            "error",
+            f"after {material.recipe.data.map}, all {len(rows)} rows of {material.part_name(part)} are equal in the "
+            f"{columns}, so that a model cannot tell them apart.",
+            "Return a changed copy of the row that the function gets.",
+            check="map",
+            entry="data.map",
+        )
+    )
 
 
 def _without_left_out(material: TaskSource, part: str, rows: Rows) -> Rows:
@@ -287,7 +327,7 @@ def _without_left_out(material: TaskSource, part: str, rows: Rows) -> Rows:
         return rows
     cells = material.column(rows, "label")
     there = {str(cell) for cell in cells}
-    if part == "train" and (absent := sorted(left_out - there)):
+    if part == "train" and not material.is_evaluation and (absent := sorted(left_out - there)):
         hint = did_you_mean(absent[0], there)
         material.wrong(
             f"no row has the label {absent[0]}, which data.labels leaves out (null).{hint}", "data", "labels"
@@ -300,8 +340,8 @@ def _without_left_out(material: TaskSource, part: str, rows: Rows) -> Rows:
         material.found.append(
             Finding(
                 "note",
-                f"{counted(number, 'row')} of {part} with the label {named} {'is' if is_one else 'are'} left out, as "
-                "data.labels says (null).",
+                f"{counted(number, 'row')} of {material.part_name(part)} with the label {named} "
+                f"{'is' if is_one else 'are'} left out, as data.labels says (null).",
                 check="labels",
                 entry="data.labels",
             )
@@ -939,7 +979,8 @@ def find_labels(material: TaskSource, role: str) -> Labels:
             places.sort(key=lambda place: (names[place].file or "", names[place].row))  # rows are shuffled
             listed = material.table(part, rows).listed(places)
             material.wrong(
-                f"the {part} rows have labels that are not listed: {', '.join(unknown[:5])}, in {listed}.{hint}",
+                f"the {material.part_name(part)} rows have labels that are not listed: {', '.join(unknown[:5])}, in "
+                f"{listed}.{hint}",
                 "data",
                 "labels",
             )

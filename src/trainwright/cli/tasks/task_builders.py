@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -347,8 +347,50 @@ def image_processor(material: TaskSource) -> BaseImageProcessor | None:
         return None
 
 
-def _make_pixel_reader(material: TaskSource, column: str, config: ModelConfig) -> Callable[[Row], Pixels]:
-    """Returns a reader of columns of numbers, row by row of the image."""
+@dataclass(frozen=True, kw_only=True)
+class PixelReader:
+    """Makes pixels from columns of numbers, row by row of the image. Can be pickled, for processes that read data."""
+
+    names: Sequence[str]
+    height: int
+    width: int
+    channels: int
+    max_value: float
+
+    def __call__(self, row: Row) -> Pixels:
+        """Returns the pixels of a row."""
+        pixels = np.asarray([float(row[name]) for name in self.names], dtype=np.float32)
+        return scaled(pixels.reshape(self.height, self.width, self.channels), self.max_value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageReader:
+    """Makes pixels from paths, relative to `base`, or from images of a dataset. Can be pickled.
+
+    Without a `processor` of the model, images are resized to `height` and `width`.
+    """
+
+    column: str
+    base: Path
+    processor: Any  # of transformers: each kind has its own class
+    height: int
+    width: int
+    channels: int
+    max_value: float
+
+    def __call__(self, row: Row) -> Pixels:
+        """Returns the pixels of a row."""
+        image = opened(row[self.column], self.base)
+        if self.processor is not None:
+            values: Pixels = self.processor(image.convert("RGB"), return_tensors="np")["pixel_values"][0]
+            return values
+        image = image.convert("L" if self.channels == 1 else "RGB").resize((self.width, self.height))
+        pixels = np.asarray(image, dtype=np.float32).reshape(self.height, self.width, self.channels)
+        return scaled(pixels, self.max_value)
+
+
+def _make_pixel_reader(material: TaskSource, column: str, config: ModelConfig) -> PixelReader:
+    """Returns a reader of the columns in a range; RecipeError if they do not make an image."""
     part = material.recipe.data.image
     height, width = _size(part, config)
     first, _, last = column.partition("-")
@@ -360,33 +402,25 @@ def _make_pixel_reader(material: TaskSource, column: str, config: ModelConfig) -
             "columns",
             "image",
         )
-
-    def read(row: Row) -> Pixels:
-        pixels = np.asarray([float(row[name]) for name in names], dtype=np.float32)
-        return scaled(pixels.reshape(height, width, part.channels), part.max_value)
-
-    return read
+    return PixelReader(names=names, height=height, width=width, channels=part.channels, max_value=part.max_value)
 
 
 def _make_file_reader(
     material: TaskSource, column: str, processor: BaseImageProcessor | None, config: ModelConfig
-) -> Callable[[Row], Pixels]:
+) -> ImageReader:
     """Returns a reader of paths (relative ones are relative to the recipe's files), or of images of a dataset."""
     part = material.recipe.data.image
     named = material.recipe.data.train
-    base = Path(named[0]).parent if isinstance(named, list) and named else Path()
-
-    def read(row: Row) -> Pixels:
-        image = opened(row[column], base)
-        if processor is not None:
-            values: Pixels = processor(image.convert("RGB"), return_tensors="np")["pixel_values"][0]
-            return values
-        height, width = _size(part, config)
-        image = image.convert("L" if part.channels == 1 else "RGB").resize((width, height))
-        pixels = np.asarray(image, dtype=np.float32).reshape(height, width, part.channels)
-        return scaled(pixels, part.max_value)
-
-    return read
+    height, width = _size(part, config)
+    return ImageReader(
+        column=column,
+        base=Path(named[0]).parent if isinstance(named, list) and named else Path(),
+        processor=processor,
+        height=height,
+        width=width,
+        channels=part.channels,
+        max_value=part.max_value,
+    )
 
 
 def opened(cell: object, base: Path) -> Image.Image:
