@@ -37,7 +37,7 @@ from trainwright.report.run_table import (
     summary,
 )
 from trainwright.search.search_record import SEARCH_NAME, SearchRecord
-from trainwright.support.html_table import PageSection, html_marked, lines_text
+from trainwright.support.html_table import PageSection, lines_text
 from trainwright.support.metric_order import order_metrics
 from trainwright.support.units import count_text, duration_text, size_text
 
