@@ -38,7 +38,16 @@ from torch.utils.data import DataLoader, DistributedSampler
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "src")]
 
 from harness import Subject, Turns, Watch, print_json, print_table, silence, take_turns, versions  # noqa: E402
-from step_overhead import BATCH, LEARNING_RATE, OwnData, gpt2, own_collator, sequences  # noqa: E402
+from step_overhead import (  # noqa: E402
+    BATCH,
+    LEARNING_RATE,
+    WEIGHT_DECAY,
+    OwnData,
+    gpt2,
+    make_optimizer,
+    own_collator,
+    sequences,
+)
 
 FEATURES = 64
 WIDTH = 256
@@ -85,7 +94,7 @@ def by_hand(watch: Watch, *, kind: str, num_steps: int, counts: bool = False, **
         if kind == "ddp"
         else fully_shard(model)
     )
-    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=LEARNING_RATE, fused=True)
+    optimizer = make_optimizer(wrapped)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1.0 - step / num_steps))
     loader = DataLoader(data, batch_size=BATCH, sampler=DistributedSampler(data), collate_fn=own_collator)
     device = torch.device("cpu")
@@ -131,6 +140,7 @@ def by_trainer(watch: Watch, *, library: str, kind: str, num_steps: int, **setti
             per_device_train_batch_size=BATCH,
             max_steps=num_steps,
             learning_rate=LEARNING_RATE,
+            weight_decay=WEIGHT_DECAY,
             logging_steps=LOGGING_STEPS,
             save_strategy="no",
             report_to="none",

@@ -23,7 +23,7 @@ import torch
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "src")]
 
 from harness import Subject, Turns, Watch, measure, print_json, print_table, versions  # noqa: E402
-from step_overhead import BATCH, CASES, LEARNING_RATE, WARM_UP, Row, Work, by_hand  # noqa: E402
+from step_overhead import BATCH, CASES, LEARNING_RATE, WARM_UP, WEIGHT_DECAY, Row, Work, by_hand  # noqa: E402
 
 from trainwright import Trainer, TrainerCallback, TrainingArguments  # noqa: E402
 from trainwright.state.progress import Clock  # noqa: E402
@@ -93,6 +93,7 @@ def by_trainer(work: Work, kind: str, watch: Watch) -> None:
             per_device_train_batch_size=BATCH,
             max_steps=work.num_steps,
             learning_rate=LEARNING_RATE,
+            weight_decay=WEIGHT_DECAY,
             logging_steps=work.row.logging_steps,
             log_level="critical",
         )

@@ -40,6 +40,7 @@ from trainwright.config.coerce import output_path
 from trainwright.config.fields import get_value
 from trainwright.data import bad_sample, columns, length_sampler, sources
 from trainwright.data.row_names import ONE_SOURCE, NamesOf
+from trainwright.distributed.pending import PendingScalar
 from trainwright.engine.base import NO_CONTEXT
 from trainwright.engine.precision import DTYPES, eval_precision
 from trainwright.errors import DataError, EvaluationMemoryError, warn_older_name
@@ -1351,13 +1352,24 @@ class Trainer:
         count = rule.count(batch_samples)
         if count is None:
             return None
-        total = count
-        if rule.num_processes > 1:
-            clock = self._trainwright.run.progress.clock
+        if rule.num_processes == 1:
+            return count.to(device, torch.float32)  # so that dividing a half-precision sum does not round
+        return Trainer._sum_items(self, count, device)
+
+    def _sum_items(self, count: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """Sums label items over processes; where only the loss reads the sum, it may arrive during the forward pass."""
+        run = self._trainwright.run
+        engine = self._trainwright.services.engine
+        clock = run.progress.clock
+        started = engine.start_sum(count) if run.counts_may_be_late and not run.is_evaluating else None
+
+        def receive() -> torch.Tensor:
             before = clock.mark(WAITING)
-            total = self._trainwright.services.engine.sum(count)
+            total = engine.sum(count) if started is None else started()
             clock.mark(before)
-        return total.to(device, torch.float32)  # so that dividing a half-precision sum does not round
+            return total.to(device, torch.float32)
+
+        return receive() if started is None else PendingScalar.sent(receive, device=device)
 
     def training_step(self, model: Any, inputs: Batch, num_items_in_batch: Items = None) -> torch.Tensor:
         """Runs the forward and backward passes for one micro-batch.
@@ -1829,6 +1841,9 @@ class Trainer:
                 tokens = state.num_input_tokens_seen - progress.first_tokens
                 logs.update(current("speed_metrics", speed_metrics)("train", start_time, num_tokens=tokens))
         state.log_history.append(results.make_record({**logs, "step": state.global_step}, progress.unrecordable))
+        limit = get_value(self.args, "log_history_limit")
+        if limit is not None:
+            del state.log_history[:-limit]
         self.callback_handler.fire("on_log", progress, logs=logs)
 
     def _evaluate(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 import trainwright
+from trainwright.capabilities.guard.checks import look_at_waits
 
 from .._support import standin
 from .._support.small import data, make_trainer
@@ -45,14 +47,15 @@ class Counting(trainwright.TrainerCallback):
 
 
 def of_trainer(folder: Path, name: str, precision: str, **settings: Any) -> Found:
-    """Counts a run of a feature."""
+    """Counts a run of a feature, and what is said about its waits."""
     parts, own = FEATURES[name]
     counting = Counting()
     always = {"use_cpu": False, "max_steps": LAST + 1, "logging_steps": LAST + 1, "num_train_epochs": 1}
     trainer = make_trainer(folder, **parts(), callbacks=[counting], **(own | always | PRECISIONS[precision] | settings))
     trainer.train()
     assert not any(torch.isnan(value).any() for value in trainer.model.state_dict().values())
-    return counting.found
+    facts = SimpleNamespace(args=trainer.args, device=trainer.args.device, optimizer=trainer.optimizer)
+    return {**counting.found, "said": [one.cure for one in look_at_waits(facts)]}
 
 
 def pinned(rows: list[dict[str, Any]], key: str) -> torch.Tensor:
@@ -135,3 +138,14 @@ def compared(folder: Path, name: str, precision: str, settings: dict[str, Any]) 
 def cells(folder: Path, precision: str, names: list[str], settings: dict[str, Any]) -> dict[str, Any]:
     """Returns `compared` of each of these features in one precision, with further settings."""
     return {name: compared(folder / name, name, precision, settings) for name in names}
+
+
+def waits_by_optimizer(folder: Path, names: list[str]) -> dict[str, Any]:
+    """Returns for each optimizer how often the host waits in a step, beyond the loop by hand, and what is said."""
+    hand = of_hand("fp32")
+    found = {}
+    for name in names:
+        ours = of_trainer(folder / name, "plain", "fp32", optim=name)
+        more = sum(ours["waits"].values()) - sum(hand["waits"].values())
+        found[name] = {"waits": more / (LAST - FIRST), "said": ours["said"]}
+    return found

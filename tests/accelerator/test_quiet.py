@@ -71,6 +71,14 @@ def test_a_step_is_quiet(precision: str, names: tuple[str, ...], tmp_path: Path)
     assert found.keys() == set(names)
 
 
+def test_an_optimizer_that_makes_a_step_wait_is_named_with_one_that_does_not(tmp_path: Path) -> None:
+    found = on_the_standin("quiet.waits_by_optimizer", ["adamw_torch", "adamw_torch_fused"], folder=tmp_path)
+    assert found["adamw_torch_fused"] == {"waits": 0.0, "said": []}
+    assert found["adamw_torch"]["waits"] == 1.0
+    (cure,) = found["adamw_torch"]["said"]
+    assert "adamw_torch_fused" in cure
+
+
 LAUNCHING = ("plain", "lora", "accumulation", "no-clipping")
 
 

@@ -86,6 +86,14 @@ def test_nothing_is_sent_between_steps(done: Done, name: str, each_step: list[st
         assert ("all_gather" in calls) == after_a_log
 
 
+def test_the_number_of_items_is_waited_for_where_the_loss_is_divided(done: Done) -> None:
+    """One message and one wait in a step, but no process waits before its first forward pass; weights are the same."""
+    for told in done.told:
+        assert told["events_sent"] == ["sent", "forward", "waited", "forward"] * 4
+        assert told["events_summed"][:4] == ["summed", "waited", "forward", "forward"]
+        assert told["late_is_equal"]
+
+
 def test_loss_with_item_count_is_averaged_over_the_window(done: Done) -> None:
     name = "counted, accumulated"
     for told in done.told:

@@ -16,8 +16,9 @@ import torch.distributed as dist
 from tests._support.small import StopAt
 from tests._support.two_processes import tell
 from tests.distributed.cases import WINDOWS, judged, outcome, rows, trainer_of
-from tests.parity.data import tokenizer
+from tests.parity.data import sequences, tokenizer
 from tests.parity.models import llama, seeded
+from tests.parity.sides import OURS
 from torch.utils.data import Dataset, IterableDataset
 from transformers import DataCollatorForTokenClassification
 
@@ -142,6 +143,51 @@ def recorded() -> None:
         recorded_metrics=metrics,
         recorded_after_resume=resumed.state.log_history[:-1],
     )
+
+
+def late_counts() -> None:
+    """A model of transformers gets the number of items when its loss needs it; one with an own `compute_loss` before.
+
+    Both train on the same sequences, of which the processes have different numbers of labels.
+    """
+    events: list[str] = []
+    all_reduce = dist.all_reduce
+    finish = dist.Work.wait
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        events.append("sent" if kwargs.get("async_op") else "summed")
+        return all_reduce(*args, **kwargs)
+
+    def waited(work: Any, *args: Any) -> Any:
+        events.append("waited")
+        return finish(work, *args)
+
+    items = [{name: value[: 3 + number % 5] for name, value in one.items()} for number, one in enumerate(sequences(32))]
+    weights = []
+    for is_late in (True, False):
+        trainer = OURS.make(
+            seeded(llama),
+            FOLDER / f"late_{is_late}",
+            {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "max_steps": 4, "logging_steps": 4}
+            | {"ddp_broadcast_buffers": False},
+            train_dataset=items,
+        )
+        if not is_late:
+            trainer.compute_loss = partial(Trainer.compute_loss, trainer)
+        trainer.model.lm_head.register_forward_hook(lambda *_: events.append("forward"))
+        events.clear()
+        dist.all_reduce = counted
+        dist.Work.wait = waited  # type: ignore[method-assign]
+        try:
+            trainer.train()
+        finally:
+            dist.all_reduce = all_reduce
+            dist.Work.wait = finish  # type: ignore[method-assign]
+        first = "sent" if is_late else "summed"
+        tell(**{f"events_{first}": events[events.index(first) :][:16]})
+        weights.append(trainer.model.state_dict())
+    late, early = weights
+    tell(late_is_equal=all(torch.equal(late[name], early[name]) for name in early))
 
 
 def by_items() -> None:
@@ -294,6 +340,7 @@ for name in ("means", "counted"):
     trainer.train()
     tell(**{f"{name}: collectives": counts.by_step})
 recorded()
+late_counts()
 by_items()
 dispatching()
 formed()

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import nn
 from transformers import PreTrainedTokenizerFast
+from transformers import TrainerState as OriginalState
 
 from trainwright import TrainerCallback
 from trainwright.capabilities.async_evaluation import capability
@@ -25,6 +26,7 @@ from trainwright.checkpoint.store import CheckpointStore
 from trainwright.distributed.device import device_variables
 from trainwright.distributed.watchdog import Watchdog
 from trainwright.errors import DataError
+from trainwright.journal.record import read
 from trainwright.preflight import speed
 
 from ..capabilities.async_evaluation.async_evaluations import Held
@@ -421,6 +423,19 @@ def a_checkpoint_that_cannot_be_written_ends_the_run_or_not(bench: Bench) -> Non
     assert trainer.state.global_step == 6
     with pytest.raises(ValueError, match=r"save_failure='ignore'.*'stop', 'continue'"):
         bench.args(save_failure="ignore")
+
+
+@shows("log_history_limit")
+def a_checkpoint_holds_the_newest_logs_and_the_journal_all(bench: Bench) -> None:
+    saves = {"save_strategy": "steps", "save_steps": 3, "logging_steps": 1}
+    trainer = bench.train(**saves, log_history_limit=2)
+    folder = Path(trainer.args.output_dir)
+    for step in (3, 6):
+        state = OriginalState.load_from_json(str(folder / f"checkpoint-{step}" / "trainer_state.json"))
+        assert [entry["step"] for entry in state.log_history] == [step - 1, step]
+    assert [entry["step"] for entry in read(folder).of("log")][:6] == [1, 2, 3, 4, 5, 6]
+    assert len(bench.train(**saves).state.log_history) == 7
+    assert not bench.changes_weights({"log_history_limit": 2})
 
 
 @shows("ledger")

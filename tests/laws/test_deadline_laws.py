@@ -108,6 +108,7 @@ EXCEPTIONS = {
     "cli.tasks.applied.rows_at": "standard input, which the user gives to the command, as to `cat`",
     "data.bad_sample.request_stack: os.read": NO_WAIT + "after a poll with a limit",
     "data.prepared_dataloader.EndsWhenTold._wait": "a daemon of a worker, whose pipe closes when the run ends",
+    "distributed.collectives.start_total.receive: wait": "another process, whose standstill `hang_timeout` ends",
     "distributed.device.synchronize": "the device, whose standstill `hang_timeout` ends",
     "evaluation.eval_loop.PredictionAccumulator.output": NO_WAIT + "a metric's result",
     "evaluation.nested_collector.NestedCollector.result": NO_WAIT + "collected rows",

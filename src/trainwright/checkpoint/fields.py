@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainwright.config.setting import MAYBE_COUNT, FieldGroup, fixed, tunable
+from trainwright.config.setting import MAYBE_COUNT, FieldGroup, fixed, not_compared, tunable
 
 
 class WritingFields(FieldGroup):
@@ -19,6 +19,12 @@ class WritingFields(FieldGroup):
         "When a checkpoint cannot be written, as on a full disk: stop training, or continue without it.",
         choices=("stop", "continue"),
         place=14,
+    )
+    log_history_limit: int | None = not_compared(
+        None,
+        "Logs that state.log_history and each checkpoint hold, the newest (None: all). journal.jsonl has all of them.",
+        limits=MAYBE_COUNT,
+        place=58,
     )
 
 

@@ -54,6 +54,18 @@ def total(tensor: torch.Tensor, group: Group = None) -> torch.Tensor:
     return result
 
 
+def start_total(tensor: torch.Tensor, group: Group = None) -> Callable[[], torch.Tensor]:
+    """Starts `total`, and returns a function that waits for the sum and returns it."""
+    result = tensor.clone()
+    work = dist.all_reduce(result, group=group, async_op=True)
+
+    def receive() -> torch.Tensor:
+        work.wait()
+        return result
+
+    return receive
+
+
 def stacked(tensor: torch.Tensor, group: Group = None) -> torch.Tensor:
     """Stacks a tensor of each process, of the same shape in all, along a new first dimension, in the order of ranks."""
     rows = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]

@@ -429,6 +429,13 @@ class Engine:
         """Sums a tensor, of the same shape in all processes, over the replicas."""
         return tensor
 
+    def start_sum(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor] | None:
+        """Starts `sum`, and returns a function that waits for the result.
+
+        None if processes wait for each other at the beginning of a forward pass anyway: then nothing is started.
+        """
+        return None
+
     def sum_tokens(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sums a tensor, of the same shape in all processes, over those that have tokens of their own.
 

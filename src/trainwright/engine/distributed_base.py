@@ -146,6 +146,12 @@ class DDPEngine(DistributedEngine):
             return NO_CONTEXT
         return self._wrapped.no_sync()
 
+    def start_sum(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor] | None:
+        wrapped = self._wrapped
+        if wrapped is None or wrapped.will_sync_module_buffers():  # type: ignore[no-untyped-call]
+            return None
+        return collectives.start_total(tensor.to(self.device), self._data_parallel_group)
+
     @property
     def averages_new_parameters(self) -> bool:
         return self._wrapped is None and self.num_processes == 1

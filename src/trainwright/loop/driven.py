@@ -12,6 +12,7 @@ from typing import Generic, NoReturn, Protocol, TypeVar
 import torch
 
 from trainwright._types import Batch, Model
+from trainwright.distributed.pending import arrived
 from trainwright.errors import StepOrderError
 from trainwright.loop.step import Step
 from trainwright.support.loss_normalization import LossOutput
@@ -85,7 +86,7 @@ class DrivenStep:
 
         A scalar tensor on the device; None if neither the model nor the loss function asks for it.
         """
-        return self._step.num_items
+        return arrived(self._step.num_items)  # type: ignore[no-any-return]
 
     @property
     def batches(self) -> Iterator[Batch]:

@@ -118,6 +118,7 @@ class Run:
         noise_handle: handle of the hook that adds noise to the embeddings, or None.
         flops: estimates the operations of a micro-batch.
         driven_steps: the steps of `fit_step`, running or finished.
+        counts_may_be_late: the number of label items may arrive during a forward pass of training.
         has_added_groups: the optimizer has parameter groups that it was not made with.
     """
 
@@ -137,6 +138,7 @@ class Run:
         self.is_training = False
         self.has_begun = False
         self.is_evaluating = False
+        self.counts_may_be_late = False
         self.loader: Loader | None = None
         self.batch_size = 0
         self.loss_rule: LossRule | None = None

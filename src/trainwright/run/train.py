@@ -35,6 +35,7 @@ from trainwright.run.run import Run
 from trainwright.run.run_callbacks import run_callbacks
 from trainwright.state.interrupts import Interrupted
 from trainwright.support.hooks import accept_older_signatures, has_hook, is_overridden
+from trainwright.support.model_facts import core_model, uncompiled
 from trainwright.support.optimizer_facts import trained_parameters
 from trainwright.support.replaced import current
 
@@ -333,6 +334,7 @@ def prepare_run(
         step_contexts=trainer.step_contexts if has_hook(trainer, "step_contexts", num_arguments=0) else None,
         prepares_windows=has_hook(trainer, "prepare_window", num_arguments=1),
     )
+    run.counts_may_be_late = counts_may_be_late(trainer, model)
     context = make_context(trainer, run, trainer._get_output_dir(trial))
     run.extensions.add(*build.make_extensions(Moment.TRAINING, context))
     engine.note_outputs(run.extensions.needs_outputs)
@@ -341,6 +343,22 @@ def prepare_run(
     for begin in run.extensions.begin:
         begin(run)
     checkpointing.collect_extension_states(run)  # raises now the errors of the first save
+
+
+# Methods in which a user's code gets the number of label items.
+READERS_OF_COUNTS = ("get_batch_samples", "_get_num_items_in_batch", "training_step", "compute_loss")
+
+
+def counts_may_be_late(trainer: AnyTrainer, model: Any) -> bool:
+    """Returns whether the number of label items may arrive during a forward pass.
+
+    Only this package and a model of transformers read it then, by operations of torch, each of which waits for it; a
+    compiled model would need it before.
+    """
+    if is_overridden(trainer, *READERS_OF_COUNTS) or trainer.compute_loss_func is not None:
+        return False
+    is_compiled = bool(trainer.args.torch_compile) or uncompiled(model) is not model
+    return not is_compiled and type(core_model(trainer.model)).__module__.startswith("transformers.")
 
 
 CHECKED_METRICS = "metrics   compute_metrics was called once with one batch, to check it before step 1"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from trainwright._types import Optimizer
+from trainwright.capabilities.guard.checks import CHECKS
 from trainwright.capabilities.guard.diagnosis import find_bad_parts_anywhere
 from trainwright.capabilities.guard.plan import make_plan
 from trainwright.capabilities.guard.rollback import make_rollback
@@ -70,4 +71,4 @@ def make(context: RunContext, others: Others) -> Extension | None:
     )
 
 
-CAPABILITY = Capability(make=make, needs=("incidents",))
+CAPABILITY = Capability(make=make, needs=("incidents",), checks=CHECKS)

@@ -540,7 +540,7 @@ def make_guard(
     )
     spikes = None if plan.on_spike == "off" else Spikes(plan)
     needs_host = spikes is not None or rollback is not None or was_updated is not None
-    if get_kind(device).skips_in_optimizer and takes_found_inf(optimizer) and not needs_host:
+    if skips_on_device(optimizer, device) and not needs_host:
         return DeviceGuard(policy, log, optimizer, device=device, mean=mean, writes=writes)
     is_alone = mean is None and device.type == "cpu"
     return HostGuard(policy, log, spikes, rollback, was_updated, mean=mean, is_alone=is_alone, writes=writes)
@@ -576,6 +576,11 @@ def average_step_loss(progress: Progress, mean: Mean | None) -> torch.Tensor:
 def steps_in_backward(optimizer: Optimizer) -> bool:
     """Returns True if an optimizer updates the weights in the backward pass, before there is a norm."""
     return hasattr(optimizer, "fused_backward") or hasattr(optimizer, "optimizer_dict")
+
+
+def skips_on_device(optimizer: Optimizer, device: torch.device) -> bool:
+    """Returns True if an optimizer leaves an update out without the host, so that no step waits for the device."""
+    return get_kind(device).skips_in_optimizer and takes_found_inf(optimizer)
 
 
 def takes_found_inf(optimizer: Optimizer) -> bool:
