@@ -530,12 +530,12 @@ class Trainer:
                     num_update_steps_per_epoch=run.plan.steps_per_epoch,
                     trial=trial,
                     ignore_keys_for_eval=ignore_keys_for_eval,
-                    start_time=run.progress.start_time,
+                    start_time=run.progress.beginning.time,
                     resume_from_checkpoint=run.start.checkpoint,
                     epochs_trained=run.start.epoch,
                     steps_trained_in_current_epoch=run.start.batches,
                 )
-        return self._finalize_training(trial, run.plan.num_train_samples, run.progress.start_time)
+        return self._finalize_training(trial, run.plan.num_train_samples, run.progress.beginning.time)
 
     def _run_epoch(
         self,
@@ -1121,12 +1121,12 @@ class Trainer:
         if resume_from_checkpoint is not None:
             self._load_optimizer_and_scheduler(resume_from_checkpoint)
             self._load_scaler(resume_from_checkpoint)
-        if run.checkpoint_args is not None and get_behaviour(self.args).resume_applies_new_settings:
-            run.changed_args = resume.apply_new_settings(
+        if run.resumed.args is not None and get_behaviour(self.args).resume_applies_new_settings:
+            run.resumed.changes = resume.apply_new_settings(
                 self.optimizer,
                 self.lr_scheduler,
                 wanted,
-                run.checkpoint_args,
+                run.resumed.args,
                 args=self.args,
                 num_steps=max_steps,
                 is_own=not self._created_lr_scheduler,
@@ -1348,7 +1348,7 @@ class Trainer:
         Returns:
             An fp32 scalar on `device`, of all processes with `average_tokens_across_devices`; None if nothing asks.
         """
-        rule = self._trainwright.run.loss_rule or Trainer._loss_rule(self)
+        rule = self._trainwright.run.losses.rule or Trainer._loss_rule(self)
         count = rule.count(batch_samples)
         if count is None:
             return None
@@ -1387,7 +1387,7 @@ class Trainer:
         batch = Trainer._begin_forward(self, model, inputs, num_items_in_batch)
         loss = Trainer._loss_in_contexts(self, model, batch, num_items_in_batch)
         del batch
-        question = self._trainwright.run.loss_question
+        question = self._trainwright.run.losses.question
         if question is not None:
             question.compare(loss, num_items_in_batch)
         return Trainer._differentiate(self, loss, inputs, num_items_in_batch)
@@ -1398,7 +1398,7 @@ class Trainer:
         with context():
             batch = Trainer._begin_forward(self, model, inputs, num_items)
             loss = Trainer._loss_in_contexts(self, model, batch, num_items)
-            question = self._trainwright.run.loss_question
+            question = self._trainwright.run.losses.question
             if question is not None:
                 question.compare(loss, num_items)
             return Trainer._differentiate(self, loss, inputs, num_items)
@@ -1434,8 +1434,8 @@ class Trainer:
         progress.recorded.batch = inputs
         batch = self._prepare_inputs(inputs)
         clock.mark(FORWARD)
-        if run.loss_question is not None:
-            run.loss_question.ask(
+        if run.losses.question is not None:
+            run.losses.question.ask(
                 functools.partial(Trainer._loss_in_contexts, self), model, batch, num_items, compares=compares_loss
             )
         return batch
@@ -1460,8 +1460,8 @@ class Trainer:
         if every is not None and progress.state.global_step % every == 0:
             engine.empty_cache()
         micro_batches = self.current_gradient_accumulation_steps
-        share = progress.part_of_micro_batch
-        rule = run.loss_rule or Trainer._loss_rule(self)
+        share = progress.window.part_of_micro_batch
+        rule = run.losses.rule or Trainer._loss_rule(self)
         if is_scaled is not None and not isinstance(loss, LossOutput):
             rule = replace(rule, is_scaled=is_scaled)
             loss = rule.undo_averaging(loss, None, num_items) if is_scaled else loss
@@ -1499,7 +1499,7 @@ class Trainer:
             input_pipeline.raise_empty_batch(self.model, self._signature_columns)
         if METRICS in inputs:
             progress = self._trainwright.run.progress
-            share = progress.part_of_micro_batch
+            share = progress.window.part_of_micro_batch
             progress.recorded.add_from_collator(inputs[METRICS], step=progress.step_under_way, share=share)
             inputs = {name: value for name, value in inputs.items() if name != METRICS}
         return self._prepare_input(inputs)  # type: ignore[no-any-return]
@@ -1607,10 +1607,10 @@ class Trainer:
             if isinstance(said, LossOutput):
                 return (said, outputs if said is loss else said.predictions()) if return_outputs else said
             checks.raise_no_loss(model, inputs, outputs, loss, made_by=self.compute_loss_func)
-        rule = run.loss_rule or Trainer._loss_rule(self)
+        rule = run.losses.rule or Trainer._loss_rule(self)
         loss = rule.undo_averaging(loss, outputs, num_items_in_batch)
         if is_training:
-            loss = rule.weigh_auxiliary(loss, outputs, sample_share=run.progress.share_of_window)
+            loss = rule.weigh_auxiliary(loss, outputs, sample_share=run.progress.window.share)
         return (loss, outputs) if return_outputs else loss
 
     def _loss_rule(self) -> LossRule:
@@ -1838,9 +1838,9 @@ class Trainer:
             progress.settle_tokens()
             logs["num_input_tokens_seen"] = state.num_input_tokens_seen
             if start_time is not None:
-                tokens = state.num_input_tokens_seen - progress.first_tokens
+                tokens = state.num_input_tokens_seen - progress.beginning.tokens
                 logs.update(current("speed_metrics", speed_metrics)("train", start_time, num_tokens=tokens))
-        state.log_history.append(results.make_record({**logs, "step": state.global_step}, progress.unrecordable))
+        state.log_history.append(results.make_record({**logs, "step": state.global_step}, progress.warned.metrics))
         limit = get_value(self.args, "log_history_limit")
         if limit is not None:
             del state.log_history[:-limit]
@@ -2047,7 +2047,7 @@ class Trainer:
         mixed = NO_CONTEXT if self.is_in_train else engine.mixed_precision(self.model)
         loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
         cut = engine.evaluating(keeps_outputs=not loss_only)
-        with run.evaluating(run.loss_rule or Trainer._loss_rule(self), engine.device), mixed, cut:
+        with run.evaluating(run.losses.rule or Trainer._loss_rule(self), engine.device), mixed, cut:
             context = build.evaluation_context(
                 self.args,
                 self._trainwright.services,
@@ -2055,7 +2055,7 @@ class Trainer:
                 compute_metrics=self.compute_metrics,
                 is_prediction=description == "Prediction",
                 model=model,
-                rule=run.loss_rule,
+                rule=run.losses.rule,
                 label_names=self.label_names,
                 main_input=model_facts.main_input_name(self.model),
                 preprocess_logits=self.preprocess_logits_for_metrics,
@@ -2322,14 +2322,14 @@ class Trainer:
         run.extensions.settle_all()
         train_loss, num_steps, num_samples = run.totals(num_train_samples)
         counts_tokens = self.args.include_num_input_tokens_seen != "no"
-        tokens = progress.state.num_input_tokens_seen - progress.first_tokens if counts_tokens else None
+        tokens = progress.state.num_input_tokens_seen - progress.beginning.tokens if counts_tokens else None
         measure_speed = current("speed_metrics", speed_metrics)
         metrics = measure_speed("train", start_time, num_samples=num_samples, num_steps=num_steps, num_tokens=tokens)
         self.store_flos()
         state = progress.state
         metrics |= {"total_flos": state.total_flos, "train_loss": train_loss}
         peak = self._trainwright.services.engine.peak_flops()
-        metrics |= utilisation(state.total_flos - progress.first_flos, start_time, peak=peak)
+        metrics |= utilisation(state.total_flos - progress.beginning.flos, start_time, peak=peak)
         self._memory_tracker.stop_and_update_metrics(metrics, stage="train")
         self.log(metrics)
         services.writer.wait()

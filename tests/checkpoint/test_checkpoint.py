@@ -59,7 +59,7 @@ class FirstStep(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.at_first_step is None:
             self.at_first_step = dict(self.counts)
-            self.kept_tensors = len(list(iterate_tensors(vars(self.trainer._trainwright.run.checkpoint))))
+            self.kept_tensors = len(list(iterate_tensors(vars(self.trainer._trainwright.run.resumed.checkpoint))))
 
 
 def resumed(make: Callable[..., Any], folder: Path, how: Any) -> tuple[Any, FirstStep]:

@@ -35,7 +35,7 @@ class Carries(Trainer):
         self._place = 0
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        window = self._trainwright.run.progress.window
+        window = self._trainwright.run.progress.window.current
         if window is not self._window:
             self._window = window
             self._place = 0

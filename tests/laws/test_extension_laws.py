@@ -810,5 +810,5 @@ def test_a_micro_batch_names_its_samples(is_cut: bool, tmp_path: Path) -> None:
 def test_no_batch_is_held_after_a_run(tmp_path: Path) -> None:
     trainer = window_law.make(tmp_path)
     trainer.train()
-    assert trainer._trainwright.run.progress.window is None
-    assert trainer._trainwright.run.progress.part is None
+    assert trainer._trainwright.run.progress.window.current is None
+    assert trainer._trainwright.run.progress.window.part is None

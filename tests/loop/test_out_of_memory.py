@@ -102,7 +102,7 @@ def test_a_callback_that_runs_out_of_memory_changes_only_the_micro_batches(
         torch.testing.assert_close(one, other)
     assert fails.times >= 2
     assert first.times == (fails.times if event in WITHIN else fails.times - 1), "others hear of it once"
-    assert trainer._trainwright.run.progress.num_parts == 2
+    assert trainer._trainwright.run.progress.window.num_parts == 2
     assert trainer.callback_handler.makes_room is None, "another run may be one without auto_find_batch_size"
 
 
@@ -131,7 +131,7 @@ def test_another_error_of_a_callback_ends_the_run(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, callbacks=[Fails()], **SETTINGS)
     with pytest.raises(RuntimeError, match="of another kind"):
         trainer.train()
-    assert trainer._trainwright.run.progress.num_parts == 1
+    assert trainer._trainwright.run.progress.window.num_parts == 1
 
 
 def full_at(number: int) -> Callable[[Any], torch.optim.Optimizer]:

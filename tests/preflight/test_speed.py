@@ -96,7 +96,7 @@ def test_a_lever_that_helps_is_kept_for_the_run_and_its_resume(
     resumed = made(tmp_path / "auto", clock, **saves)
     resumed.train(resume_from_checkpoint=str(tmp_path / "auto" / "checkpoint-2"))
     assert not differing(weights(resumed.model), weights(by_hand.model))
-    assert not [line for line in resumed._trainwright.run.changed_args if "loss_kernel" in line or "speed" in line]
+    assert not [line for line in resumed._trainwright.run.resumed.changes if "loss_kernel" in line or "speed" in line]
 
 
 def test_what_is_slow_wrong_or_draws_otherwise_is_not_taken(

@@ -145,7 +145,7 @@ def test_a_resume_takes_the_split_of_the_checkpoint(
     resumed = made(tmp_path / "cut", clock, lambda: models.llama(dropout=0.2))
     resumed.train(resume_from_checkpoint=True)
     assert not differing(weights(resumed.model), weights(whole.model))
-    assert resumed._trainwright.run.changed_args == []
+    assert resumed._trainwright.run.resumed.changes == []
     monkeypatch.setattr(resumed.args, "per_device_train_batch_size", 32)
     longer = speed._for_step_size(arguments["speed"], 32)
     assert longer == SPLIT | {"per_device_train_batch_size": 8}

@@ -326,4 +326,4 @@ def test_an_evaluation_that_does_not_fit_touches_only_evaluation(tmp_path: Path)
     trainer = Trainer(FullInEvaluation(), args, train_dataset=samples(8), eval_dataset=samples(8))
     with pytest.raises(EvaluationMemoryError, match=r"at step 1.*per_device_eval_batch_size \(8\)"):
         trainer.train()
-    assert trainer._trainwright.run.progress.num_parts == 1
+    assert trainer._trainwright.run.progress.window.num_parts == 1

@@ -91,8 +91,8 @@ def _replay(
         internals = Internals(trainer)
         run = internals.run
         try:
-            run.loss_rule = LossRule(**about["loss_rule"])
-            run.progress.num_parts = int(about["num_parts"])
+            run.losses.rule = LossRule(**about["loss_rule"])
+            run.progress.window.num_parts = int(about["num_parts"])
             torch.set_num_threads(int(about["environment"]["threads"]))
         except (TypeError, KeyError, ValueError) as error:
             raise BundleError(f"{folder / bundle.INCIDENT} is invalid: {error!r}.") from error

@@ -139,7 +139,7 @@ def _collect(
     if lacking is not None and session.wants_labels:
         warn_no_labels(session.label_names, lacking)
     elif lacking is not None:
-        _warn_no_loss(find_target_names(lacking, session.label_names), run.named_targets)
+        _warn_no_loss(find_target_names(lacking, session.label_names), run.warned.targets)
     return num_seen, found_labels
 
 

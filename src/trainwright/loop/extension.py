@@ -145,11 +145,11 @@ class MicroBatch:
     def sample_ids(self) -> SampleIds:
         """Ids of its samples in the order of its rows, as numbered by the training data; empty if unknown."""
         progress = self.run.progress
-        ids = progress.window.sample_ids
+        ids = progress.window.current.sample_ids
         if not ids:
             return ()
-        of_batch: SampleIds = ids[progress.part.number]
-        return of_batch if progress.part.rows is None else of_batch[progress.part.rows]
+        of_batch: SampleIds = ids[progress.window.part.number]
+        return of_batch if progress.window.part.rows is None else of_batch[progress.window.part.rows]
 
 
 class StepFacts:

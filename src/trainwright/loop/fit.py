@@ -198,7 +198,7 @@ def wait_for_data(
     progress = run.progress
     progress.clock.mark(DATA)
     before = WindowMark.capture(run, random_states=run.setup.random_states)
-    progress.window_start = before
+    progress.window.start = before
     run.setup.loader.begin_window(before.random_states)
     try:
         progress.interrupts.open()

@@ -82,7 +82,7 @@ class SmallerMicroBatches:
     def can_cut(self, progress: Progress, error: BaseException, window: list[Batch]) -> bool:
         """Returns True if an error means that memory is full, and a micro-batch has several samples to split."""
         largest = max(count_samples(batch) or 1 for batch in window)
-        return self._engine.is_out_of_memory(error) and progress.num_parts < largest
+        return self._engine.is_out_of_memory(error) and progress.window.num_parts < largest
 
     def makes_room(self, progress: Progress, event: str, error: RuntimeError) -> bool:
         """After an error of a callback: returns True if memory was freed, so that it should be called once more.
@@ -95,7 +95,7 @@ class SmallerMicroBatches:
             is_within = True
         if is_within or not self._engine.is_out_of_memory(error):
             return False
-        if progress.window is None or self.can_cut(progress, error, progress.window.batches):
+        if progress.window.current is None or self.can_cut(progress, error, progress.window.current.batches):
             self.cut(progress)
         else:
             self._engine.empty_cache()
@@ -103,15 +103,15 @@ class SmallerMicroBatches:
 
     def batch_size(self, progress: Progress, window: list[Batch]) -> int:
         """Returns the samples of a micro-batch as it is now cut."""
-        return math.ceil(max(count_samples(batch) or 1 for batch in window) / progress.num_parts)
+        return math.ceil(max(count_samples(batch) or 1 for batch in window) / progress.window.num_parts)
 
     def cut(self, progress: Progress) -> None:
         """Cuts micro-batches into twice as many parts from now on, after their window was rewound."""
-        progress.num_parts *= 2
+        progress.window.num_parts *= 2
         self._engine.empty_cache()
         logger.warning(
             "Out of memory at step %d: from now on, micro-batches are cut into %d parts, with gradients accumulated "
             "over them, so the effective batch stays the same.",
             progress.state.global_step + 1,
-            progress.num_parts,
+            progress.window.num_parts,
         )

@@ -80,8 +80,8 @@ class Step:
         self.result: Update | None = None  # set by the update; also None if a callback dropped the window
         self.add = progress.meter.add  # adds the detached loss of a micro-batch
         hooks.current_gradient_accumulation_steps = len(window.batches)
-        progress.window = window
-        progress.is_window_trained = False
+        progress.window.current = window
+        progress.window.is_trained = False
         run.setup.events.fire("on_step_begin", progress)
 
     @property
@@ -96,15 +96,15 @@ class Step:
         self.is_whole = False
         if setup.smaller_batches is not None:
             self._before = WindowMark.capture(run, random_states=setup.smaller_batches.random_states)
-        if progress.num_parts == 1 and setup.rule.aux_coefficient == 0.0:
+        if progress.window.num_parts == 1 and setup.rule.aux_coefficient == 0.0:
             parts = [MicroBatchPart(batch, number=number) for number, batch in enumerate(self._window.batches)]
         else:
-            parts = split_batches(self._window.batches, progress.num_parts)
+            parts = split_batches(self._window.batches, progress.window.num_parts)
         last = len(parts) - 1
         for i, part in enumerate(parts):
-            progress.part = part
-            progress.part_of_micro_batch = part.of_micro_batch
-            progress.share_of_window = part.of_window
+            progress.window.part = part
+            progress.window.part_of_micro_batch = part.of_micro_batch
+            progress.window.share = part.of_window
             progress.clock.mark(FORWARD)
             if last:
                 setup.engine.note_sync(i == last)
@@ -126,7 +126,7 @@ class Step:
         progress = self._run.progress
         retry = self._run.setup.smaller_batches
         before = self._before
-        if retry is None or before is None or progress.is_updating or progress.is_window_trained:
+        if retry is None or before is None or progress.is_updating or progress.window.is_trained:
             return False
         if self.is_whole and self._run.setup.engine.updates_in_clip:
             return False
@@ -155,7 +155,7 @@ class Step:
             after_step(run, self._hooks, self.result, epoch=progress.epoch)
         else:
             drop_window(run)
-            progress.window = None
+            progress.window.current = None
         self.is_over = True
 
 
@@ -183,12 +183,12 @@ def update_weights(run: Run, hooks: TrainHooks) -> Update:
     is_permitted = True
     if run.extensions.decide:
         is_permitted = is_update_made(run, StepFacts(run, grad_norm, optimizer, scheduler))
-    if optimizer.param_groups[-1] is not progress.last_group:  # without a call: it is asked in each step
+    if optimizer.param_groups[-1] is not progress.groups.last:  # without a call: it is asked in each step
         run.follow_groups(optimizer, hooks.lr_scheduler)
     progress.is_updating = True
     was_applied = is_permitted and setup.engine.step(optimizer)
     setup.events.fire("on_optimizer_step", progress)
-    if optimizer.param_groups[-1] is not progress.last_group:  # without a call: it is asked in each step
+    if optimizer.param_groups[-1] is not progress.groups.last:  # without a call: it is asked in each step
         run.follow_groups(optimizer, hooks.lr_scheduler)
     learning_rate = hooks._get_learning_rate()  # the rate of this step, before the schedule's step
     if was_applied and scheduler is not None:
@@ -218,7 +218,7 @@ def after_step(run: Run, hooks: TrainHooks, update: Update, *, epoch: int) -> No
         run.setup.trial,
         epoch,
         run.setup.ignore_keys_for_eval,
-        run.progress.start_time,
+        run.progress.beginning.time,
         learning_rate=update.learning_rate,
     )
 
@@ -228,9 +228,9 @@ def divide_by_items(run: Run) -> None:
     progress = run.progress
     engine = run.setup.engine
     losses = progress.meter.by_items
-    if progress.num_parts == 1 and len(losses) != len(progress.window.batches):
+    if progress.window.num_parts == 1 and len(losses) != len(progress.window.current.batches):
         raise ModelError(
-            f"{len(losses)} of the {len(progress.window.batches)} micro-batches of step "
+            f"{len(losses)} of the {len(progress.window.current.batches)} micro-batches of step "
             f"{progress.state.global_step + 1} have a LossOutput with num_items. Return one for each micro-batch, or "
             "for none."
         )
@@ -240,4 +240,4 @@ def divide_by_items(run: Run) -> None:
     divisor = num_items.clamp(min=torch.finfo().tiny) / engine.num_replicas
     engine.scale_gradients(run.setup.model, 1 / (divisor * ITEM_SCALE))
     progress.meter.divide_by_items(divisor)
-    progress.window = replace(progress.window, divisor=divisor)
+    progress.window.current = replace(progress.window.current, divisor=divisor)

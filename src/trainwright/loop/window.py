@@ -65,8 +65,8 @@ class WindowMark:
 
 def drop_window(run: Run) -> None:
     """Restores run and data to before the current window was read; does nothing between windows."""
-    before: WindowMark | None = run.progress.window_start
-    run.progress.window_start = None
+    before: WindowMark | None = run.progress.window.start
+    run.progress.window.start = None
     if before is not None:
         run.setup.loader.rewind()
         before.rewind(run, random_states=run.setup.random_states)

@@ -50,7 +50,7 @@ class SpeedLevers(Extension):
         trainer = self._trainer
         args = trainer.args
         internals = Internals(trainer)
-        checkpoint = internals.run.checkpoint
+        checkpoint = internals.run.resumed.checkpoint
         choice = internals.engine.agree(lambda: _noted(args, checkpoint) or choose(trainer))
         first, *others = choice.lines()
         console.show_lines(args, [f"speed     {first}", *(f"          {line}" for line in others)])

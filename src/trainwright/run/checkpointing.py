@@ -272,7 +272,7 @@ class Checkpointer:
     def write_groups(self, hooks: SaveHooks, run: Run, folder: Path) -> None:
         """Writes the names of the optimizer's parameters if it has groups that it was not made with."""
         groups = getattr(hooks.optimizer, "param_groups", ())
-        if self.args.should_save and (run.has_added_groups or len(groups) != run.progress.num_groups):
+        if self.args.should_save and (run.has_added_groups or len(groups) != run.progress.groups.num):
             from trainwright.run import late_parameters
 
             late_parameters.save_groups(self.engine.unwrap(hooks.model), hooks.optimizer, folder)
@@ -404,8 +404,8 @@ class Checkpointer:
         def newest() -> str:
             own = sorted(store.owned_by(run.run_id) - store.non_finite(), reverse=True)
             folders = [store.path(step) for step in own]
-            if run.checkpoint is not None:
-                folders.append(run.checkpoint.path)
+            if run.resumed.checkpoint is not None:
+                folders.append(run.resumed.checkpoint.path)
             found = next((path for path in folders if find_problem(path) is None), None)
             if found is None:
                 raise CheckpointNotFoundError(

@@ -152,7 +152,7 @@ def _measure_metrics(trainer: Any, batch: FirstBatch, prefix: str, ignore_keys: 
         loss_only = True if trainer.compute_metrics is None else None
         output = trainer.evaluation_loop(batch, "Evaluation", prediction_loss_only=loss_only, **how)
     metrics = dict(output.metrics or {})
-    make_record(metrics, Internals(trainer).run.progress.unrecordable)
+    make_record(metrics, Internals(trainer).run.progress.warned.metrics)
     return metrics
 
 

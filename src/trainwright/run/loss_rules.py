@@ -72,8 +72,8 @@ def loss_rule(
 
 def loss_note(model: Model, args: Any, run: Run) -> str:
     """Returns what the lines at the start of a run say about its loss; "" where there is nothing to say."""
-    assert run.loss_rule is not None
-    return run.loss_note or describe_mean(model, args, run.loss_rule)
+    assert run.losses.rule is not None
+    return run.losses.note or describe_mean(model, args, run.losses.rule)
 
 
 def describe_mean(model: Model, args: Any, rule: LossRule) -> str:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -44,7 +44,7 @@ from trainwright.state.trainer_state import TrainerControl, TrainerState
 from trainwright.support import model_modes
 from trainwright.support.hooks import Events
 from trainwright.support.log_handler import each_warning_once
-from trainwright.support.loss_normalization import ITEM_SCALE, LossOutput, LossRule, stands_in
+from trainwright.support.loss_normalization import ITEM_SCALE, LossOutput, LossRule, LossScaling, stands_in
 from trainwright.support.replaced import current
 
 if TYPE_CHECKING:
@@ -53,21 +53,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Forward = Callable[[Any, Batch], Any]
-
-
-class LossQuestioner(Protocol):
-    """Finds out whether the user's own loss is a mean; see `capabilities.loss_question`."""
-
-    def ask(
-        self,
-        compute_loss: Callable[[Any, Batch, Any], Any],
-        model: Model,
-        inputs: Batch,
-        num_items: torch.Tensor | int | None,
-        *,
-        compares: bool,
-    ) -> None: ...
-    def compare(self, loss: torch.Tensor | LossOutput, num_items: torch.Tensor | int | None) -> None: ...
 
 
 def run_model(model: Model, inputs: Batch) -> Any:
@@ -82,6 +67,27 @@ def forward_pass(args: Any) -> Forward:
     from trainwright.support.patches import RecurrentForward
 
     return RecurrentForward(args.past_index)
+
+
+@dataclass(slots=True)
+class Resumed:
+    """What a run continues: nothing, if it is a fresh one.
+
+    Attributes:
+        checkpoint: opened once; None for a fresh run.
+        begins_branch: it is another run's, from which this one branches.
+        args: its arguments.
+        changes: differences between them and the arguments of this run, as lines.
+        note: the effects of resuming with another batch size, in words.
+        pending_actions: what the run of the checkpoint was about to do.
+    """
+
+    checkpoint: Checkpoint | None = None
+    begins_branch: bool = False
+    args: CheckpointArguments | None = None
+    changes: list[str] = field(default_factory=list)
+    note: str = ""
+    pending_actions: PendingActions = field(default_factory=PendingActions)
 
 
 class Run:
@@ -102,17 +108,8 @@ class Run:
         is_evaluating: inside of an evaluation loop.
         loader: yields its batches, from any position.
         batch_size: samples of a micro-batch, per device.
-        loss_rule: how losses are scaled, fixed when the run starts, or by `loss_question`; None determines it for each
-            step.
-        loss_question: finds out whether the user's own loss is a mean, at the first micro-batch for which this matters;
-            None if it is known.
-        loss_note: the answer to that question in words; empty without one.
-        pending_actions: actions that the checkpoint's run was about to take.
-        checkpoint: the checkpoint that it resumes from, opened once; None for a fresh run.
-        begins_branch: that checkpoint is another run's, which this one branches from.
-        checkpoint_args: arguments of that checkpoint.
-        changed_args: differences between them and this run's arguments, as lines.
-        resume_note: description of the effects of resuming with another batch size.
+        losses: how losses are scaled.
+        resumed: what it continues.
         eval_mode_guard: the model's modes before an evaluation, until the next step.
         outputs: outputs and inputs of the last forward pass, for extensions that need them.
         noise_handle: handle of the hook that adds noise to the embeddings, or None.
@@ -141,15 +138,8 @@ class Run:
         self.counts_may_be_late = False
         self.loader: Loader | None = None
         self.batch_size = 0
-        self.loss_rule: LossRule | None = None
-        self.loss_question: LossQuestioner | None = None
-        self.loss_note = ""
-        self.pending_actions = PendingActions()
-        self.checkpoint: Checkpoint | None = None
-        self.begins_branch = False
-        self.checkpoint_args: CheckpointArguments | None = None
-        self.changed_args: list[str] = []
-        self.resume_note = ""
+        self.losses = LossScaling()
+        self.resumed = Resumed()
         self.eval_mode_guard: model_modes.EvalModeGuard | None = None
         self.outputs: tuple[Any, Batch] | None = None
         self.noise_handle: Any = None
@@ -195,7 +185,7 @@ class Run:
         progress = Progress(self.progress.state, self.progress.control)
         dry = Run(progress, self._fresh_forward(), trial=self.trial, is_dry=True)
         dry.is_training = self.is_training
-        dry.loss_rule = self.loss_rule
+        dry.losses.rule = self.losses.rule
         dry.eval_mode_guard = model_modes.EvalModeGuard(model, None)
         return dry
 
@@ -244,21 +234,21 @@ class Run:
 
     def start_in_its_epoch(self, dataloader: DataLoaderLike) -> None:
         """Starts a dataloader in the epoch of the checkpoint: an iterable of the user's may read from it."""
-        cursor = None if self.checkpoint is None or self.has_begun else self.checkpoint.cursor
+        cursor = None if self.resumed.checkpoint is None or self.has_begun else self.resumed.checkpoint.cursor
         if cursor is not None and hasattr(dataloader, "set_epoch"):
             dataloader.set_epoch(Cursor.from_dict(cursor).epoch)
 
     def opened(self, path: str) -> Checkpoint:
         """Returns the checkpoint at a path passed to a published hook: the run's own, or another one."""
-        if self.checkpoint is not None and self.checkpoint.path == Path(path):
-            return self.checkpoint
+        if self.resumed.checkpoint is not None and self.resumed.checkpoint.path == Path(path):
+            return self.resumed.checkpoint
         return Checkpoint(path)
 
     def continue_from(self, checkpoint: Checkpoint | None, args: Any, engine: Engine, dataset: DatasetLike) -> None:
         """Limits the plan to the data that remains after a checkpoint; without one, all of it."""
         assert self.loader is not None
         chunk = self.batch_size * engine.num_replicas
-        self.plan, self.resume_note = resume.remaining_plan(
+        self.plan, self.resumed.note = resume.remaining_plan(
             self.plan, self.loader, checkpoint, args, chunk=chunk, dataset=dataset
         )
 
@@ -278,16 +268,16 @@ class Run:
         cannot be read, differs between processes, or contradicts the arguments.
         """
         self.progress.state = state = resume.initial_state(checkpoint, stateful)
-        self.checkpoint_args = None
+        self.resumed.args = None
         if checkpoint is not None:
-            self.checkpoint_args = resume.load_checkpoint_args(checkpoint, args, has_own_optimizer=is_own)
+            self.resumed.args = resume.load_checkpoint_args(checkpoint, args, has_own_optimizer=is_own)
         resume.check_same_checkpoint(checkpoint, engine, on_each_node=args.save_on_each_node)
         copies = resume.find_copies(args, True, engine)
-        is_branch = self.begins_branch
+        is_branch = self.resumed.begins_branch
         self.run_id = engine.agree(lambda: resume.run_id_after(checkpoint, folder, copies=copies, is_branch=is_branch))
-        self.pending_actions = resume.pending_actions(checkpoint)
+        self.resumed.pending_actions = resume.pending_actions(checkpoint)
         if args.auto_find_batch_size and checkpoint is not None and checkpoint.cursor is not None:
-            self.progress.num_parts = checkpoint.cursor.get("num_parts") or 1
+            self.progress.window.num_parts = checkpoint.cursor.get("num_parts") or 1
         return state
 
     def find_position(
@@ -321,7 +311,7 @@ class Run:
         `fresh_plan` returns the plan of a fresh run over the current samples. `is_own`: the schedule is the user's, and
         stays unchanged when the steps are recounted.
         """
-        self.loss_rule = rule
+        self.losses.rule = rule
         stacked = engine.stacked if engine.num_replicas > 1 else None
         self.progress.begin(device=engine.device, skip_non_finite=args.logging_nan_inf_filter, collect=stacked)
         self._data_wait = DataWait(self.progress.clock)
@@ -329,15 +319,15 @@ class Run:
         self._accumulation = args.gradient_accumulation_steps
         self._fresh_plan = fresh_plan
         self._has_own_schedule = is_own
-        self.checkpoint = checkpoint
+        self.resumed.checkpoint = checkpoint
         epoch, batches = start
         self.start = Start(
             epoch=epoch,
             batches=batches,
             checkpoint=None if checkpoint is None else str(checkpoint),
-            owes_evaluation=self.pending_actions.evaluates,
-            owes_save=self.pending_actions.saves,
-            evaluated_parts=self.pending_actions.parts,
+            owes_evaluation=self.resumed.pending_actions.evaluates,
+            owes_save=self.resumed.pending_actions.saves,
+            evaluated_parts=self.resumed.pending_actions.parts,
         )
         self.setup = Setup(
             engine=engine,
@@ -353,7 +343,7 @@ class Run:
         from trainwright.run import late_parameters
 
         self.has_added_groups = checkpoint is not None and late_parameters.has_groups(checkpoint.path)
-        self.progress.num_groups = len(getattr(parts["optimizer"], "param_groups", ()))
+        self.progress.groups.num = len(getattr(parts["optimizer"], "param_groups", ()))
         if isinstance(parts["model"], nn.Module):
             model = engine.unwrap(parts["model"])
             self._late_parameters = late_parameters.LateParameters(model, reaches_new=engine.averages_new_parameters)
@@ -440,9 +430,9 @@ class Run:
     def follow_groups(self, optimizer: Any, scheduler: Any) -> None:
         """Extends the schedule to the parameter groups that the optimizer got since the last step."""
         progress = self.progress
-        progress.last_group = optimizer.param_groups[-1]
-        self.has_added_groups |= len(optimizer.param_groups) > progress.num_groups
-        progress.num_groups = len(optimizer.param_groups)
+        progress.groups.last = optimizer.param_groups[-1]
+        self.has_added_groups |= len(optimizer.param_groups) > progress.groups.num
+        progress.groups.num = len(optimizer.param_groups)
         for number in schedules.follow_groups(optimizer, scheduler):
             logger.info(
                 "Parameter group %d was added after step %d: its rate is a base rate, to which the first group's "
@@ -491,9 +481,9 @@ class Run:
                 self.loader.close()
             services.callback_handler.makes_room = None
             self.is_training = False
-            self.progress.window = None
-            self.progress.last_group = None
-            self.progress.part = None  # it holds the inputs of the last micro-batch
+            self.progress.window.current = None
+            self.progress.groups.last = None
+            self.progress.window.part = None  # it holds the inputs of the last micro-batch
 
     @contextmanager
     def with_extensions(self) -> Iterator[None]:
@@ -561,15 +551,15 @@ class Run:
     @contextmanager
     def evaluating(self, rule: LossRule, device: torch.device) -> Iterator[None]:
         """Makes losses as in one process; recorded numbers and a kept state of the model are the evaluation's."""
-        before = self.loss_rule, self.forward, self.is_evaluating
-        self.loss_rule = rule.for_one_process()
+        before = self.losses.rule, self.forward, self.is_evaluating
+        self.losses.rule = rule.for_one_process()
         self.forward = self._fresh_forward()
         self.is_evaluating = True
         try:
             with self.progress.recording_apart(device):
                 yield
         finally:
-            self.loss_rule, self.forward, self.is_evaluating = before
+            self.losses.rule, self.forward, self.is_evaluating = before
 
     def _fresh_forward(self) -> Forward:
         fresh: Callable[[], Forward] | None = getattr(self.forward, "fresh", None)
@@ -583,7 +573,7 @@ class Run:
         loss = output.loss
         if not stands_in(batch):
             self.record(output)
-        share = progress.part_of_micro_batch
+        share = progress.window.part_of_micro_batch
         if output.num_items is None:
             weighed = rule.apply(loss, batch, num_items, micro_batches=micro_batches, share=share)
             return weighed, weighed
@@ -622,7 +612,7 @@ class Run:
         """Returns the mean loss of all steps, their number, and the number of samples trained."""
         progress = self.progress
         plan = self.plan
-        num_steps = progress.state.global_step - progress.first_step
+        num_steps = progress.state.global_step - progress.beginning.step
         progress.total_loss += progress.meter.drain().total
         loss = progress.total_loss / max(num_steps, 0.001)
         num_samples = (num_train_samples or plan.num_train_samples) * num_steps / max(progress.state.max_steps, 1)
@@ -641,7 +631,7 @@ class Run:
         plan = self.plan
         cursor = self.loader.cursor(progress.epoch, progress.batches_in_epoch, batches_per_epoch=plan.batches_per_epoch)
         size = {"batch_size": self.batch_size, "micro_batches": plan.micro_batches, "chunk": self.loader.position.chunk}
-        parts = {} if progress.num_parts == 1 else {"num_parts": progress.num_parts}
+        parts = {} if progress.window.num_parts == 1 else {"num_parts": progress.window.num_parts}
         return {**cursor.to_dict(), **size, **parts, "shift": plan.shift, "left_out": plan.num_left_out}
 
     def loader_states(self) -> tuple[dict[str, Any], dict[str, Any] | None]:

@@ -70,20 +70,21 @@ def training(trainer: AnyTrainer, resume_from_checkpoint: str | bool | None, tri
     run.extensions.add(*build.make_extensions(Moment.DIRECTORY, context), *internals.extensions)
     listening_journal = services.journal.listening()
     with refused, using_run(trainer, run), listening_journal, run.with_extensions(), together, measuring:
-        run.checkpoint = resume.open_checkpoint(wanted, args, engine)
-        resume.check_cooldown(run.checkpoint, args)
+        checkpoint = run.resumed.checkpoint = resume.open_checkpoint(wanted, args, engine)
+        resume.check_cooldown(checkpoint, args)
         origin = resume.find_origin(args)
-        run.begins_branch = run.checkpoint is not None and origin is not None and origin.is_begun_by(run.checkpoint)
-        checkpointing.prepare_output(args, folder, is_fresh=run.checkpoint is None or run.begins_branch)
-        if run.checkpoint is not None and origin is not None and run.begins_branch and args.should_save:
-            origin.bring_along(run.checkpoint, output_path(args))
+        begins = checkpoint is not None and origin is not None and origin.is_begun_by(checkpoint)
+        run.resumed.begins_branch = begins
+        checkpointing.prepare_output(args, folder, is_fresh=checkpoint is None or begins)
+        if checkpoint is not None and origin is not None and begins and args.should_save:
+            origin.bring_along(checkpoint, output_path(args))
         with run_callbacks(trainer.callback_handler, args, folder), run.under_way(services):
-            prepare_model(trainer, trial, run.checkpoint)
+            prepare_model(trainer, trial, checkpoint)
             for model_ready in run.extensions.model_ready:
                 model_ready(run)
             listening = run.progress.listening(grace_s=get_value(args, "signal_grace_s"))
             with patched_model(trainer), listening, leaving_before_first_step(run):
-                yield run.checkpoint
+                yield checkpoint
                 services.writer.end()
             run.progress.interrupts.leave()  # a signal that came after all was trained, which is on disk too
 
@@ -132,7 +133,7 @@ def drive(
         with saving_last_step(run, trainer):
             for epoch in epochs(run, trainer, eval_on_start=trainer.args.eval_on_start):
                 yield from internals.iterate_steps(epoch)
-        output: TrainOutput = trainer._finalize_training(None, run.plan.num_train_samples, run.progress.start_time)
+        output: TrainOutput = trainer._finalize_training(None, run.plan.num_train_samples, run.progress.beginning.time)
         return output
 
 
@@ -248,10 +249,10 @@ def begin_training(
         args,
         trainer.state,
         engine,
-        note=run.resume_note,
+        note=run.resumed.note,
         loss_note=loss_rules.loss_note(trainer.model, args, run),
-        changed_args=run.changed_args,
-        begins_branch=run.begins_branch,
+        changed_args=run.resumed.changes,
+        begins_branch=run.resumed.begins_branch,
     )
     if check_evaluation(trainer, ignore_keys):
         console.show_lines(args, [CHECKED_METRICS])

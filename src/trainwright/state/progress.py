@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
@@ -62,6 +63,55 @@ class Clock:
         return dict(self.seconds)
 
 
+@dataclass(slots=True)
+class Beginning:
+    """What a run had reached when this `train()` started: nothing, unless it was resumed."""
+
+    step: int = 0
+    tokens: int = 0
+    flos: float = 0.0
+    time: float = field(default_factory=time.time)
+
+
+@dataclass(slots=True)
+class WindowProgress:
+    """The window of micro-batches of a step, as the loop keeps it.
+
+    Attributes:
+        start: state to repeat the window from; None between windows.
+        current: micro-batches of the current step, or the last one.
+        is_trained: it is the last step's.
+        part: the current micro-batch, or a part of one.
+        share: the current micro-batch's share of the samples of its window.
+        part_of_micro_batch: below 1 for a part of a micro-batch that was cut because it did not fit.
+        num_parts: parts into which every micro-batch is cut since one did not fit.
+    """
+
+    start: Any = None
+    current: Any = None
+    is_trained: bool = False
+    part: Any = None
+    share: float = 1.0
+    part_of_micro_batch: float = 1.0
+    num_parts: int = 1
+
+
+@dataclass(slots=True)
+class KnownGroups:
+    """The optimizer's groups of parameters that the schedule knows: how many, and the last of them."""
+
+    num: int = 0
+    last: dict[str, Any] | None = None
+
+
+@dataclass(slots=True)
+class Warned:
+    """What warnings have named: metrics that cannot be written down, entries of batches that may be labels."""
+
+    metrics: set[str] = field(default_factory=set)
+    targets: set[str] = field(default_factory=set)
+
+
 class Progress:
     """State, flags, loss and clock of a run."""
 
@@ -77,27 +127,16 @@ class Progress:
         self.clock = Clock()  # seconds by phase
         self.total_loss = 0.0  # sum of the losses already read back in this `train()`
         self.step_last_logged = 0  # optimizer step of the last log
-        self.first_step = 0  # optimizer step at which this `train()` started (not 0 after a resume)
-        self.first_tokens = 0
-        self.first_flos = 0.0
-        self.start_time = time.time()
+        self.beginning = Beginning()
+        self.window = WindowProgress()
+        self.groups = KnownGroups()
+        self.warned = Warned()
         self.flos: float = 0  # floating-point operations not yet stored in `state`
         self.tokens: torch.Tensor | int = 0  # input tokens not yet stored in `state`, a device scalar once counted
-        self.window_start: Any = None  # state to repeat the current window from, of the loop; None between windows
-        self.window: Any = None  # micro-batches of the current step or the last one, of the loop
-        self.is_window_trained = False  # it is the last step's
-        self.num_groups = 0  # parameter groups of the optimizer that the schedule knows
-        self.last_group: dict[str, Any] | None = None  # the last of them
         self.is_updating = False  # the weights are neither the last step's nor the next one's
         self.saved_step: int | None = None  # optimizer step of the last checkpoint
-        self.unrecordable: set[str] = set()  # metrics that a warning has named as impossible to write down
-        self.named_targets: set[str] = set()  # entries of batches that a warning has named as possible labels
         self.epoch = 0  # the epoch that is being trained, from 0
         self.more_epochs = 0  # in addition to the plan, since epochs are shorter than it says
-        self.part: Any = None  # the current micro-batch, or part of one, of the loop
-        self.share_of_window = 1.0  # the current micro-batch's share of its window's samples
-        self.part_of_micro_batch = 1.0  # below 1 for a part of a micro-batch that was cut because it did not fit
-        self.num_parts = 1  # parts into which every micro-batch is cut since one did not fit
         self.batches_in_epoch = 0  # its trained micro-batches; a resume counts the skipped ones
 
     def begin(
@@ -118,13 +157,13 @@ class Progress:
         self.total_loss = 0.0
         self.saved_step = self.state.global_step or None  # a resume starts from a checkpoint, a fresh run from none
         self.is_updating = False
-        self.window_start = None
-        self.window = None
-        self.step_last_logged = self.first_step = self.state.global_step
-        self.first_tokens = self.state.num_input_tokens_seen
-        self.first_flos = self.state.total_flos
+        self.window.start = None
+        self.window.current = None
+        self.step_last_logged = self.beginning.step = self.state.global_step
+        self.beginning.tokens = self.state.num_input_tokens_seen
+        self.beginning.flos = self.state.total_flos
         self.clock.restart()
-        self.start_time = time.time()
+        self.beginning.time = time.time()
 
     def begin_epoch(self, epoch: int, *, batches_done: int) -> None:
         """Begins an epoch, counted from 0, of which a resume skips some micro-batches."""
@@ -136,8 +175,8 @@ class Progress:
         self.batches_in_epoch += num_batches
         self.state.global_step += 1
         self.is_updating = False
-        self.window_start = None
-        self.is_window_trained = True
+        self.window.start = None
+        self.window.is_trained = True
         self.state.epoch = epoch
         self.meter.end_step()
 
@@ -173,7 +212,7 @@ class Progress:
     @property
     def step_under_way(self) -> int:
         """Optimizer step under way, from 1; 0 between two steps."""
-        return 0 if self.window is None or self.is_window_trained else self.state.global_step + 1
+        return 0 if self.window.current is None or self.window.is_trained else self.state.global_step + 1
 
     def drain_loss(self) -> tuple[float, int]:
         """Returns the mean loss per step since the last log, and how many losses were not finite.

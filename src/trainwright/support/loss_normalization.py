@@ -37,16 +37,16 @@ filler batch, which keeps a process in step, has weight 0 and its items are not 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch.nn import functional
 
-from trainwright._types import IGNORE_INDEX, Batch, Nested, TailBatch, output_logits
+from trainwright._types import IGNORE_INDEX, Batch, Model, Nested, TailBatch, output_logits
 from trainwright.support.counterparts import Counterpart
 
 # Factor of losses that are multiplied by their items until their sum is known, for the range of fp16. A power of two
@@ -327,3 +327,34 @@ class LabelSmoother(Counterpart, original="transformers.trainer_pt_utils"):
         nll_mean: torch.Tensor = nll.sum() / count
         uniform_mean: torch.Tensor = uniform.sum() / (count * neg_log_prob.shape[-1])
         return (1 - self.epsilon) * nll_mean + self.epsilon * uniform_mean
+
+
+class LossQuestioner(Protocol):
+    """Finds out whether the user's own loss is a mean; see `capabilities.loss_question`."""
+
+    def ask(
+        self,
+        compute_loss: Callable[[Any, Batch, Any], Any],
+        model: Model,
+        inputs: Batch,
+        num_items: torch.Tensor | int | None,
+        *,
+        compares: bool,
+    ) -> None: ...
+    def compare(self, loss: torch.Tensor | LossOutput, num_items: torch.Tensor | int | None) -> None: ...
+
+
+@dataclass(slots=True)
+class LossScaling:
+    """How the losses of a run are scaled.
+
+    Attributes:
+        rule: fixed when the run starts, or by `question`; None determines it for each step.
+        question: finds out whether the user's own loss is a mean, at the first micro-batch for which this matters; None
+            if it is known.
+        note: the answer to that question in words; empty without one.
+    """
+
+    rule: LossRule | None = None
+    question: LossQuestioner | None = None
+    note: str = ""

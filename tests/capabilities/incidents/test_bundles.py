@@ -166,7 +166,7 @@ def test_the_bundle_of_a_bad_step(kind: str, where: str, tmp_path: Path, monkeyp
 def test_a_healthy_run_writes_nothing_and_keeps_no_batch(tmp_path: Path) -> None:
     one = trained(tmp_path)
     assert not (tmp_path / "incidents").exists()
-    assert one._trainwright.run.progress.window is None
+    assert one._trainwright.run.progress.window.current is None
 
 
 def test_one_bundle_for_a_cause_and_five_at_most(tmp_path: Path) -> None:

@@ -9,13 +9,13 @@ from trainwright.capability import Capability, Extension, Others, RunContext
 def make(context: RunContext, others: Others) -> Extension | None:
     """Returns the ancestry of a branch, from its first start on."""
     run = context.run
-    if run.checkpoint is None:
+    if run.resumed.checkpoint is None:
         return None
-    if not run.begins_branch and not origins_in(run.checkpoint):
+    if not run.resumed.begins_branch and not origins_in(run.resumed.checkpoint):
         return None
     from trainwright.capabilities.branch.extension import Ancestry
 
-    return Ancestry(describe_origin(run.checkpoint) if run.begins_branch else None)
+    return Ancestry(describe_origin(run.resumed.checkpoint) if run.resumed.begins_branch else None)
 
 
 CAPABILITY = Capability(make=make, origin=find_origin)

@@ -287,7 +287,7 @@ class HostGuard(Extension):
         step = progress.state.global_step + 1
         incident = Incident(kind=kind, step=step, action=action, what=what, values=values, threshold=threshold)
         before = progress.clock.mark(INCIDENTS)
-        incident = self._log.record(incident, progress.window)
+        incident = self._log.record(incident, progress.window.current)
         progress.clock.mark(before)
         if action == "rollback":
             assert self._rollback is not None
@@ -444,7 +444,7 @@ class DeviceGuard(Extension):
         if not is_made:
             optimizer.found_inf = self._found_inf
         undo = nothing if is_made else schedule_memory(facts.scheduler)
-        self._waiting = progress.state.global_step + 1, progress.window, undo
+        self._waiting = progress.state.global_step + 1, progress.window.current, undo
         return Decision.APPLY
 
     def settle(self) -> None:

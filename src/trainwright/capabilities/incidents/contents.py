@@ -34,7 +34,7 @@ from trainwright.journal import record
 from trainwright.loop.extension import Run
 from trainwright.loop.retry import MicroBatchPart, split_batches
 from trainwright.loop.step import Window
-from trainwright.support.loss_normalization import LossOutput, LossRule
+from trainwright.support.loss_normalization import LossOutput, LossScaling
 from trainwright.support.tensor_tree import find_batch_size
 from trainwright.support.units import size_text
 
@@ -61,7 +61,7 @@ class RecordedRun(Run, Protocol):
     run_id: str
     is_training: bool
     loader: Loader | None
-    loss_rule: LossRule | None
+    losses: LossScaling
 
 
 class ReplayHooks(Protocol):
@@ -96,20 +96,20 @@ class Evidence:
 def window_losses(hooks: ReplayHooks, run: RecordedRun, model: Any, window: Window) -> Iterator[torch.Tensor]:
     """Runs the forward passes of a window on the bare module as the step does; yields the losses to differentiate."""
     progress = run.progress
-    rule = run.loss_rule
+    rule = run.losses.rule
     assert rule is not None
-    before = progress.part_of_micro_batch, progress.share_of_window
+    before = progress.window.part_of_micro_batch, progress.window.share
     try:
-        for part in split_batches(window.batches, progress.num_parts):
-            progress.part_of_micro_batch = part.of_micro_batch
-            progress.share_of_window = part.of_window
+        for part in split_batches(window.batches, progress.window.num_parts):
+            progress.window.part_of_micro_batch = part.of_micro_batch
+            progress.window.share = part.of_window
             yield _loss(hooks, run, model, window, part)
     finally:
-        progress.part_of_micro_batch, progress.share_of_window = before
+        progress.window.part_of_micro_batch, progress.window.share = before
 
 
 def _loss(hooks: ReplayHooks, run: RecordedRun, model: Any, window: Window, part: MicroBatchPart) -> torch.Tensor:
-    assert run.loss_rule is not None
+    assert run.losses.rule is not None
     with run.progress.recording_apart(run.progress.meter.total.device), hooks.compute_loss_context_manager():
         inputs = hooks._prepare_inputs(part.inputs)
         loss = hooks.compute_loss(model, inputs, num_items_in_batch=window.num_items)
@@ -121,7 +121,7 @@ def _loss(hooks: ReplayHooks, run: RecordedRun, model: Any, window: Window, part
             return loss.loss
         loss = loss.loss
     num = len(window.batches)
-    return run.loss_rule.apply(loss, part.inputs, window.num_items, micro_batches=num, share=part.of_micro_batch)
+    return run.losses.rule.apply(loss, part.inputs, window.num_items, micro_batches=num, share=part.of_micro_batch)
 
 
 def bad_rows(
@@ -265,8 +265,8 @@ def about(window: Window, seen: Evidence, *, run: RecordedRun, args: Any, engine
         "num_items": float(num_items) if num_items is not None else None,
         "num_items_is_tensor": isinstance(num_items, torch.Tensor),
         "divisor": None if window.divisor is None else float(window.divisor),
-        "num_parts": run.progress.num_parts,
-        "loss_rule": asdict(run.loss_rule) if run.loss_rule is not None else {},
+        "num_parts": run.progress.window.num_parts,
+        "loss_rule": asdict(run.losses.rule) if run.losses.rule is not None else {},
         "model_class": type(model).__name__,
         "is_pretrained": is_instance_of(model, "transformers.modeling_utils", "PreTrainedModel"),
         "attn_implementation": getattr(getattr(model, "config", None), "_attn_implementation", None),

@@ -176,13 +176,13 @@ class IncidentRecorder(Extension):
 
         An out-of-memory error gets a note with advice.
         """
-        window = self._run.progress.window
+        window = self._run.progress.window.current
         # signals, an error raised by a guard, or by a check of the data, which says what to change
         is_found = not isinstance(error, Exception) or isinstance(error, (BadStepError, DataError))
         is_full = self._engine.is_out_of_memory(error)
         if is_full and window is not None:
             error.add_note(self._cure())
-        if not self._is_on or is_found or window is None or self._run.progress.is_window_trained:
+        if not self._is_on or is_found or window is None or self._run.progress.window.is_trained:
             return
         text = f"{type(error).__name__}: {without_tokens(str(error))}"
         seen = Evidence()
@@ -202,7 +202,7 @@ class IncidentRecorder(Extension):
 
         `reason` goes into `incident.json`. Raises BundleError if there is no step, or the bundle cannot be written.
         """
-        window = self._run.progress.window
+        window = self._run.progress.window.current
         if window is None:
             raise BundleError(
                 "There is no step to capture: call capture_incident() in a callback or a hook of train()."
@@ -221,12 +221,12 @@ class IncidentRecorder(Extension):
 
     def hang(self, message: str) -> None:
         """Writes the bundle of a step that hangs, within a time limit; called by the watchdog."""
-        window = self._run.progress.window
+        window = self._run.progress.window.current
         if not self._is_on or window is None:
             return
         on_host = all(tensor.device.type == "cpu" for batch in window.batches for tensor in iterate_tensors(batch))
         there = window if on_host else Window([], None)  # a copy from a device that hangs would hang too
-        has_ended = self._run.progress.is_window_trained
+        has_ended = self._run.progress.window.is_trained
         details = {"kind": contents.HANG, "step": self._step, "what": message, "step_had_ended": has_ended}
         seen = Evidence(states=self._states_before(window))
         write = threading.Thread(target=self._write, args=(there, seen, details), daemon=True)
@@ -238,7 +238,7 @@ class IncidentRecorder(Extension):
     @property
     def _step(self) -> int:
         progress = self._run.progress
-        return int(progress.state.global_step) + (not progress.is_window_trained)
+        return int(progress.state.global_step) + (not progress.window.is_trained)
 
     @property
     def _model(self) -> Any:
@@ -275,7 +275,7 @@ class IncidentRecorder(Extension):
             found = self._probe(window)
             # a pass must not draw from a generator without a copy
             is_known = kept is not None and rng.same(_without(kept, before), _without(kept, rng.capture()))
-            num_later = 0 if progress.window is window else self._num_losses(progress.window)
+            num_later = 0 if progress.window.current is window else self._num_losses(progress.window.current)
             trained = progress.meter.newest(len(found.losses) + num_later)[: len(found.losses)]
             is_same = [bundle.bits(one) for one in found.losses] == [bundle.bits(one) for one in trained]
             seen.found = found
@@ -296,7 +296,7 @@ class IncidentRecorder(Extension):
 
     def _num_losses(self, window: Window | None) -> int:
         """Returns the number of losses of a window, one per micro-batch or part of one."""
-        return 0 if window is None else len(split_batches(window.batches, self._run.progress.num_parts))
+        return 0 if window is None else len(split_batches(window.batches, self._run.progress.window.num_parts))
 
     def _gathered(self, window: Window, seen: Evidence, details: JSONObject) -> tuple[Window, Evidence, JSONObject]:
         """Gathers the weights of a sharded model, and the batch and rank of the process with the worst loss.
@@ -306,10 +306,10 @@ class IncidentRecorder(Extension):
         engine = self._engine
         progress = self._run.progress
         rank = int(self._hooks.args.process_index)
-        later = 0 if progress.window is window else len(progress.window.batches)
+        later = 0 if progress.window.current is window else len(progress.window.current.batches)
         num = len(window.batches)
-        losses = [loss.cpu() for loss in progress.meter.newest((num + later) * progress.num_parts)]
-        losses = losses[: num * progress.num_parts]
+        losses = [loss.cpu() for loss in progress.meter.newest((num + later) * progress.window.num_parts)]
+        losses = losses[: num * progress.window.num_parts]
         worst = engine.gather_objects(
             max((float(one) if one.isfinite() else math.inf for one in losses), default=-math.inf)
         )

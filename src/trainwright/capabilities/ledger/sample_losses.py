@@ -191,7 +191,7 @@ class SampleLosses(Extension):
         seen: tuple[Any, Batch] | None,
     ) -> None:
         progress = self._run.progress
-        if progress.window is not self._window or progress.num_parts != self._num_parts:
+        if progress.window.current is not self._window or progress.window.num_parts != self._num_parts:
             self._begin_window(progress)
         place = self._place
         step = progress.state.global_step + 1
@@ -222,7 +222,7 @@ class SampleLosses(Extension):
         formula = self._formula
         if formula is None or tensors is None:
             rows = singly(rows)
-            mean = self._run.loss_rule.compute_mean(loss.detach(), inputs, num_items).reshape(1)
+            mean = self._run.losses.rule.compute_mean(loss.detach(), inputs, num_items).reshape(1)
             self._measured.append(([(step, rows, 0)], mean.expand(len(rows))))
             return
         logits, labels = tensors
@@ -256,13 +256,13 @@ class SampleLosses(Extension):
             self._measure()
 
     def _begin_window(self, progress: Any) -> None:
-        self._window = progress.window
-        self._num_parts = progress.num_parts
+        self._window = progress.window.current
+        self._num_parts = progress.window.num_parts
         self._place = 0
-        self._sample_ids = progress.window.sample_ids
+        self._sample_ids = progress.window.current.sample_ids
         if not self._sample_ids:
             self._say("the trainer did not read the batches of the step, so their samples are unknown")
-            self._sample_ids = [[]] * len(progress.window.batches)
+            self._sample_ids = [[]] * len(progress.window.current.batches)
         self._is_plain = self._is_plain and self._num_parts == 1
 
     def _find_rows(self, inputs: Batch, progress: Any) -> SampleIds:
@@ -289,9 +289,9 @@ class SampleLosses(Extension):
         reason = "the logits and labels of its loss are not available"
         if tensors is not None:
             logits, labels = (one.detach() for one in tensors)
-            mean = float(self._run.loss_rule.compute_mean(loss.detach(), inputs, num_items))
+            mean = float(self._run.losses.rule.compute_mean(loss.detach(), inputs, num_items))
             allowed = max(TOLERANCE.get(one.dtype, ROUNDING) for one in (logits, loss))
-            shifts = self._run.loss_rule.shifts_labels and "shift_labels" not in inputs
+            shifts = self._run.losses.rule.shifts_labels and "shift_labels" not in inputs
             for formula in formulas(logits, labels, shifts=shifts, smoothing=self._smoothing):
                 values = formula.losses(*formula.flat(logits, labels))
                 found = float(values[values != IGNORED].mean())

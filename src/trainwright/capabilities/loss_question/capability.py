@@ -21,7 +21,7 @@ def make(context: RunContext, others: Others) -> Extension | None:
     may_have_several = run.plan.micro_batches > 1 or args.auto_find_batch_size
     may_have_several = may_have_several or is_overridden(hooks, "get_batch_samples")
     may_have_several = may_have_several or has_hook(hooks, "prepare_window", num_arguments=1)
-    if not run.loss_rule.is_open or (is_alone and not may_have_several):
+    if not run.losses.rule.is_open or (is_alone and not may_have_several):
         return None
     from trainwright.capabilities.loss_question.extension import LossQuestion
 

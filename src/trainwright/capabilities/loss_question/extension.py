@@ -32,7 +32,7 @@ from trainwright.engine.base import Engine
 from trainwright.errors import ModelError
 from trainwright.journal.record import live_journal
 from trainwright.loop.extension import Extension, Run
-from trainwright.support.loss_normalization import LossFinding, LossOutput, LossRule, compare_losses
+from trainwright.support.loss_normalization import LossFinding, LossOutput, LossScaling, compare_losses
 from trainwright.support.model_modes import ModuleModes
 from trainwright.support.unchanged import unchanged_objects
 
@@ -49,9 +49,7 @@ Losses = tuple[float, float]  # with the number of items, and with twice that nu
 class AskingRun(Run, Protocol):
     """A run whose rule for losses may be replaced."""
 
-    loss_rule: LossRule | None
-    loss_question: Any
-    loss_note: str
+    losses: LossScaling
     forward: Callable[[Any, Batch], Any]
     outputs: Any
 
@@ -126,7 +124,7 @@ class LossQuestion(Extension):
     def begin(self, run: Run) -> None:
         """Opens the question if no checkpoint has answered it."""
         if self.finding is None:
-            self._run.loss_question = self
+            self._run.losses.question = self
 
     def facts(self) -> dict[str, Any]:
         """Returns the answer that was resumed, for the journal."""
@@ -134,7 +132,7 @@ class LossQuestion(Extension):
 
     def close(self) -> None:
         """Releases the run and the trainer."""
-        self._run.loss_question = None
+        self._run.losses.question = None
         self._hooks = None
         self._functions = []
 
@@ -161,7 +159,7 @@ class LossQuestion(Extension):
         self._twice = None
         progress = self._run.progress
         is_alone = self._engine.num_batch_parts == self._engine.num_replicas == 1
-        is_one_batch = len(progress.window.batches) == progress.num_parts == 1
+        is_one_batch = len(progress.window.current.batches) == progress.window.num_parts == 1
         if num_items is None or (is_alone and is_one_batch):
             return
         if self._has_own_optimizer():
@@ -211,10 +209,10 @@ class LossQuestion(Extension):
         with self._leaving_no_trace(seen):
             given = map_tensors(torch.Tensor.clone, inputs)
             loss = compute(given, num_items)
-            rule = self._run.loss_rule
+            rule = self._run.losses.rule
             assert rule is not None
             auxiliary = rule.auxiliary(seen[-1]) if seen else None
-            share = self._run.progress.share_of_window
+            share = self._run.progress.window.share
             return _Answer.from_result(loss, 0.0 if auxiliary is None else share * float(auxiliary))
 
     @contextmanager
@@ -264,7 +262,7 @@ class LossQuestion(Extension):
             numbers = (self._engine.sum(shared) / self._engine.num_replicas).cpu()
         loss, with_twice, num_failed, num_said, rounding = numbers.tolist()
         if num_said:  # a `LossOutput` has its own number of items
-            self._run.loss_question = None
+            self._run.losses.question = None
             return
         self._losses = loss, with_twice
         finding = LossFinding.MIXED if num_failed else compare_losses(loss, with_twice, rounding=rounding)
@@ -278,12 +276,12 @@ class LossQuestion(Extension):
 
     def _settle(self, finding: LossFinding) -> None:
         run = self._run
-        assert run.loss_rule is not None
+        assert run.losses.rule is not None
         self.finding = finding
-        run.loss_rule = run.loss_rule.settled(finding, weighting=self._weighting)
-        run.loss_question = None
-        run.loss_note = self.note
-        if run.loss_rule.is_mean:
+        run.losses.rule = run.losses.rule.settled(finding, weighting=self._weighting)
+        run.losses.question = None
+        run.losses.note = self.note
+        if run.losses.rule.is_mean:
             self._engine.note_mean_losses()
 
     def _report(self, failed: BaseException | None, num_items: Any) -> None:

@@ -113,7 +113,7 @@ class ValueRecorder(Extension):
             return
         self._rewound()
         self._write("begin", "", facts=_hashes(rng.capture()))
-        ids = progress.window.sample_ids
+        ids = progress.window.current.sample_ids
         for number, batch in enumerate(batches):
             self._micro_batch = number
             samples = [] if not ids else [self._text(one) for one in ids[number]]
