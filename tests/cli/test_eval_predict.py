@@ -174,6 +174,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return run
 
 
+def test_an_empty_prompt_is_continued_beside_others(runs: Callable[[str], Path], tmp_path: Path) -> None:
+    for rows in ([{"text": ""}], [{"text": "red"}, {"text": ""}]):
+        lines = done("predict", str(runs("causal-lm")), "--data", str(write(tmp_path / "new.jsonl", rows)), "--json")
+        assert len(lines.splitlines()) == len(rows)
+
+
 @by_task
 def test_eval_gives_the_numbers_of_the_runs_own_evaluation(
     task: str, runs: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

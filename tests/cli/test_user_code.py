@@ -198,6 +198,16 @@ def test_a_changed_function_of_rows_is_said_at_a_resume(file: Path) -> None:
     assert f"code.py:keeps (sha256 {now}): the rows may be others" in shown
 
 
+def test_rows_that_were_equal_before_the_function_are_no_mistake_of_it(file: Path) -> None:
+    twins = file.parent / "twins.csv"
+    twins.write_text("text,label\n" + "a good film,yes\n" * 2)
+    words = ("--set", "data.map=code.py:keeps", "--set", "data.eval=twins.csv", "--set", "data.eval_share=null")
+    done("train", str(file), *words)
+    done("eval", str(file.parent / "run"), "--data", str(twins))
+    (file.parent / "table.csv").write_text("text,label\n" + "a good film,yes\na good film,no\n" * 8)
+    done("check", str(file), *words)
+
+
 def test_an_evaluation_that_fails_at_the_end_loses_no_weights(file: Path) -> None:
     (file.parent / "code.py").write_text("def score(prediction):\n    return {'x': 1 // 0}\n")
     words = ("--set", "training.eval_strategy=no", "--set", "training.save_strategy=no")
@@ -228,7 +238,7 @@ def test_an_evaluation_that_fails_at_the_end_loses_no_weights(file: Path) -> Non
         (("--set", "data.map=code.py:forgets"), "returned None for each of the 64 rows of train, so that none is left"),
         (
             ("--set", "data.map=code.py:same"),
-            "all 64 rows of train are equal in the column text, so that a model cannot",
+            "all 64 training rows are equal in the column text, so that a model cannot",
         ),
         (("--set", "data.map=code.py:null"), "no row of train has a text: the column 'text' is empty"),
         (("--set", "data.map=clean"), "'clean' is neither module:function nor file.py:function"),

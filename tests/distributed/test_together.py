@@ -92,6 +92,7 @@ def test_the_number_of_items_is_waited_for_where_the_loss_is_divided(done: Done)
         assert told["events_sent"] == ["sent", "forward", "waited", "forward"] * 4
         assert told["events_summed"][:4] == ["summed", "waited", "forward", "forward"]
         assert told["late_is_equal"]
+        assert told["own_loss_is_finite"]
 
 
 def test_loss_with_item_count_is_averaged_over_the_window(done: Done) -> None:

@@ -21,6 +21,7 @@ from tests.parity.models import llama, seeded
 from tests.parity.sides import OURS
 from torch.utils.data import Dataset, IterableDataset
 from transformers import DataCollatorForTokenClassification
+from transformers.loss.loss_utils import ForCausalLMLoss
 
 from trainwright import LossOutput, Trainer, TrainerCallback, TrainingArguments
 from trainwright._types import TailBatch
@@ -163,13 +164,19 @@ def late_counts() -> None:
         return finish(work, *args)
 
     items = [{name: value[: 3 + number % 5] for name, value in one.items()} for number, one in enumerate(sequences(32))]
+    settings = {
+        "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": 2,
+        "max_steps": 4,
+        "logging_steps": 4,
+        "ddp_broadcast_buffers": False,
+    }
     weights = []
     for is_late in (True, False):
         trainer = OURS.make(
             seeded(llama),
             FOLDER / f"late_{is_late}",
-            {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "max_steps": 4, "logging_steps": 4}
-            | {"ddp_broadcast_buffers": False},
+            settings,
             train_dataset=items,
         )
         if not is_late:
@@ -188,6 +195,16 @@ def late_counts() -> None:
         weights.append(trainer.model.state_dict())
     late, early = weights
     tell(late_is_equal=all(torch.equal(late[name], early[name]) for name in early))
+
+    def own_loss(logits: Any, labels: Any, vocab_size: int, num_items_in_batch: Any, **kwargs: Any) -> Any:
+        copied = torch.full((), num_items_in_batch)  # reads the memory of a tensor
+        return ForCausalLMLoss(logits, labels, vocab_size, copied, **kwargs)
+
+    model: Any = seeded(llama)
+    model.loss_function = own_loss
+    trainer = OURS.make(model, FOLDER / "own_loss", {**settings, "max_steps": 1}, train_dataset=items)
+    trainer.train()
+    tell(own_loss_is_finite=all(torch.isfinite(value).all().item() for value in trainer.model.state_dict().values()))
 
 
 def by_items() -> None:

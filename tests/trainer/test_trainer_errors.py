@@ -212,6 +212,15 @@ def test_a_model_that_is_frozen_whole_is_refused_before_the_run_is_prepared(tmp_
     assert listens.events == ["begin"], "a callback may unfreeze, so the first backward pass decides"
     assert make(callbacks=[Unfreezes()]).train().global_step == 1
 
+    def shift(embeddings: Any, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        return output + added
+
+    added = nn.Parameter(torch.zeros(()))
+    trainer = make(optimizers=(torch.optim.SGD([added], lr=1.0), None))
+    trainer.model.bert.embeddings.register_forward_hook(shift)
+    trainer.train()
+    assert added.item() != 0.0, "a parameter that is not the model's may be trained"
+
 
 @pytest.mark.parametrize("loss", [None, 1.0])
 def test_a_loss_function_that_returns_no_tensor(loss: Any, tmp_path: Path) -> None:

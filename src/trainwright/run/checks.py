@@ -118,11 +118,18 @@ def _raise_nothing_to_train(model: Model, error: Exception | None = None) -> NoR
 def check_not_frozen(model: Model, callbacks: Iterable[object], trainer: object) -> None:
     """Raises ModelError before anything is prepared if all weights are frozen, and nobody could change that.
 
-    Callbacks and overrides of the user's may unfreeze weights, and the loss of a `forward` of the user's may have a
-    gradient all the same. If they do not, the first backward pass raises the error.
+    Callbacks and overrides of the user's may unfreeze weights, the loss of a `forward` of the user's may have a
+    gradient all the same, and an optimizer of the user's may train what is not the model's. If they do not, the first
+    backward pass raises the error.
     """
     parameters = list(model.parameters())
     if not parameters or any(parameter.requires_grad for parameter in parameters):
+        return
+    given = getattr(trainer, "optimizer", None)
+    groups = [] if given is None else given.param_groups
+    if any(parameter.requires_grad for group in groups for parameter in group["params"]):
+        return
+    if getattr(trainer, "optimizer_cls_and_kwargs", None) is not None:
         return
     inner = model_facts.uncompiled(model)
     makers = [type(one).__module__.partition(".")[0] for one in (inner, trainer, *callbacks)]

@@ -354,12 +354,20 @@ def counts_may_be_late(trainer: AnyTrainer, model: Any) -> bool:
     """Returns whether the number of label items may arrive during a forward pass.
 
     Only this package and a model of transformers read it then, by operations of torch, each of which waits for it; a
-    compiled model would need it before.
+    compiled model would need it before. Code of the user's may read it in ways that do not wait (`torch.tensor(n)`), so
+    it gets the number itself: a loss or a `forward` set on the model, an extension, a kernel.
     """
     if is_overridden(trainer, *READERS_OF_COUNTS) or trainer.compute_loss_func is not None:
         return False
-    is_compiled = bool(trainer.args.torch_compile) or uncompiled(model) is not model
-    return not is_compiled and type(core_model(trainer.model)).__module__.startswith("transformers.")
+    if trainer._trainwright.extensions or get_value(trainer.args, "loss_kernel") is not None:
+        return False
+    if trainer.args.torch_compile or uncompiled(model) is not model:
+        return False
+    if trainer.args.world_size == 1 or not trainer.model_accepts_loss_kwargs:
+        return False
+    core = core_model(trainer.model)
+    makers = (type(core), core.forward, getattr(core, "loss_function", None))
+    return all(getattr(one, "__module__", "").startswith("transformers.") for one in makers)
 
 
 CHECKED_METRICS = "metrics   compute_metrics was called once with one batch, to check it before step 1"

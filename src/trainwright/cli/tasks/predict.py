@@ -367,6 +367,8 @@ class _Predictor:
         config = self._model.config
         is_decoder = not config.is_encoder_decoder
         self._tokenizer.padding_side = self._tokenizer.truncation_side = "left" if is_decoder else "right"
+        if is_decoder:
+            prompts = [prompt or self._first_text(specials=specials) for prompt in prompts]
         encode = partial(
             self._encode_prompts, prompts, specials=specials, num_closing=0 if closes else self._num_closing()
         )
@@ -390,6 +392,15 @@ class _Predictor:
         new = ids[:, inputs["input_ids"].shape[1] :] if is_decoder else ids
         decoded: list[str] = self._tokenizer.batch_decode(new, skip_special_tokens=True)
         return decoded
+
+    def _first_text(self, *, specials: bool) -> str:
+        """Returns what stands in for an empty prompt, from which a model cannot go on: the token that begins a text."""
+        if self._tokenizer("", add_special_tokens=specials)["input_ids"]:
+            return ""
+        first = self._tokenizer.bos_token or self._tokenizer.eos_token
+        if first is None:
+            raise DataError("A row is empty, and the tokenizer has no token that begins a text. Remove the row.")
+        return str(first)
 
     def _encode_prompts(
         self, prompts: list[str], length: int, *, specials: bool, num_closing: int

@@ -62,6 +62,7 @@ class TaskSource:
     is_check: bool = False  # nothing is trained, so that nothing is written into the output directory
     model: Any = None  # of transformers or peft, if it is loaded already
     is_evaluation: bool = False  # nothing is trained: the rows in `train` are those of a file to evaluate on
+    before_map: Rows = ()  # the training rows as `data.map` got them
 
     @property
     def parts(self) -> list[tuple[str, Rows]]:
@@ -210,6 +211,8 @@ def _map(material: TaskSource, part: str, rows: Rows) -> Rows:
     if named is None or len(rows) == 0:
         return rows
     function = load_function(named, entry="data.map")
+    if part == "train":
+        material.before_map = rows
     try:
         if hasattr(rows, "column_names"):
             mapped = map_dataset(function, rows, material.names(rows))
@@ -288,8 +291,8 @@ def _used(material: TaskSource, part: str, rows: Rows) -> Rows:
     rows = _without_left_out(material, part, rows)
     if len(rows) == 0:
         return rows
-    if material.recipe.data.map is not None:
-        _note_equal_rows(material, part, rows)
+    if material.recipe.data.map is not None and part == "train" and not material.is_evaluation:
+        _note_equal_rows(material, rows)
     table = material.table(part, rows)
     if material.shape is None:
         material.found += findings.find(material.recipe, table)
@@ -299,24 +302,29 @@ def _used(material: TaskSource, part: str, rows: Rows) -> Rows:
     return _at(rows, places)
 
 
-def _note_equal_rows(material: TaskSource, part: str, rows: Rows) -> None:
-    """Adds a finding if the function of `data.map` left nothing in which the rows differ for the model."""
+def _note_equal_rows(material: TaskSource, rows: Rows) -> None:
+    """Adds a finding if the function of `data.map` left nothing in which the training rows differ for the model."""
     there = rows.column_names if hasattr(rows, "column_names") else rows[0]
     names = [name for name in _inputs(material) if name in there or is_range(name)]
-    contents = set(_contents(rows, names))
-    if len(rows) == 1 or len(contents) > 1 or None in contents:
+    if not _are_equal(rows, names) or _are_equal(material.before_map, names):
         return
     columns = f"column{'s' * (len(names) > 1)} {', '.join(names)}"
     material.found.append(
         Finding(
             "error",
-            f"after {material.recipe.data.map}, all {len(rows)} rows of {material.part_name(part)} are equal in the "
+            f"after {material.recipe.data.map}, all {len(rows)} training rows are equal in the "
             f"{columns}, so that a model cannot tell them apart.",
             "Return a changed copy of the row that the function gets.",
             check="map",
             entry="data.map",
         )
     )
+
+
+def _are_equal(rows: Rows, names: Sequence[str]) -> bool:
+    """Returns whether several rows have the same contents in these columns; False if it lacks them, or for images."""
+    contents = set(_contents(rows, names))
+    return len(rows) > 1 and len(contents) == 1 and None not in contents
 
 
 def _without_left_out(material: TaskSource, part: str, rows: Rows) -> Rows:
