@@ -141,7 +141,7 @@ def test_the_oldest_messages_are_left_out_and_a_message_that_is_too_long_is_refu
             talk.ask("say red " * 60)
         assert [message["content"] for message in talk.messages] == kept
     result = asked("first", stdin="say red " * 60 + "\nsay green\n")
-    assert result.exit_code == 0
+    assert result.exit_code == 1, "a program learns that a line has no answer"
     assert result.stdout == "green it is\n"
     assert "Ask something shorter" in result.stderr
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trainwright._types import is_url, printable
-from trainwright.command_line import AnyPlace, AsJson, amount, answers_alone, place, print_line, print_text
+from trainwright.command_line import FAILED, AnyPlace, AsJson, amount, answers_alone, place, print_line, print_text
 
 if TYPE_CHECKING:
     from trainwright.cli.tasks.conversation import Answer, Conversation
@@ -50,23 +50,29 @@ def chat(
 
 
 def _converse(talk: Conversation, *, as_json: bool) -> None:
-    """Asks a line of standard input after the other, until it ends."""
+    """Asks a line of standard input after the other, until it ends.
+
+    Raises typer.Exit with FAILED if a program reads the answers, and a line has none.
+    """
     if hasattr(sys.stdin, "reconfigure"):
         sys.stdin.reconfigure(errors="surrogateescape")  # a byte that is no text is an error of its line alone
     is_typed = sys.stdin.isatty() and not as_json
     if is_typed:
         print_line(HELP, err=True)
+    are_all_answered = True
     while (line := _next_line(is_typed)) is not None:
         text = line.strip()
         if text == "/quit":
-            return
+            break
         if text == "/reset":
             talk.reset()
             print_line("The conversation begins anew.", err=True)
         elif text.startswith("/") and text[1:].isalpha():
             print_line(f"{printable(text)} is not a command. {HELP}", err=True)
         elif text:
-            _ask(talk, text, as_json=as_json, can_go_on=True)
+            are_all_answered &= _ask(talk, text, as_json=as_json, can_go_on=True)
+    if not is_typed and not are_all_answered:
+        raise typer.Exit(FAILED)
 
 
 def _next_line(is_typed: bool) -> str | None:
@@ -86,8 +92,8 @@ def _next_line(is_typed: bool) -> str | None:
         return line or None
 
 
-def _ask(talk: Conversation, text: str, *, as_json: bool, can_go_on: bool = False) -> None:
-    """Asks a question and prints the answer, piece by piece for a person."""
+def _ask(talk: Conversation, text: str, *, as_json: bool, can_go_on: bool = False) -> bool:
+    """Asks a question and prints the answer, piece by piece for a person. Returns False for a line without an answer."""
     from trainwright.errors import DataError
 
     try:
@@ -99,12 +105,13 @@ def _ask(talk: Conversation, text: str, *, as_json: bool, can_go_on: bool = Fals
         if as_json:
             print_text(json.dumps({"error": {"type": type(error).__name__, "message": str(error)}}, ensure_ascii=False))
         print_line(str(error), err=True)
-        return
+        return False
     if as_json:
         print_text(printable(json.dumps(answer.to_dict(), ensure_ascii=False)))
     else:
         _print_piece("\n")
     _say_how_it_ended(answer, as_json=as_json, can_go_on=can_go_on)
+    return True
 
 
 def _check_text(text: str) -> None:
