@@ -93,7 +93,7 @@ def _next_line(is_typed: bool) -> str | None:
 
 
 def _ask(talk: Conversation, text: str, *, as_json: bool, can_go_on: bool = False) -> bool:
-    """Asks a question and prints the answer, piece by piece for a person. Returns False for a line without an answer."""
+    """Asks a question and prints the answer, piece by piece for a person; returns False if there is none."""
     from trainwright.errors import DataError
 
     try:
