@@ -73,11 +73,11 @@ def test_the_sides_differ_only_in_the_trainer(sides: dict[str, dict[str, Any]]) 
 def table(sides: dict[str, dict[str, Any]]) -> str:
     """What was found, for docs/libraries.md."""
     versions = sides["ours"]["versions"]
-    rows = ["| library | class | training | weights | logs |", "|---|---|---|---|---|"]
+    rows = ["| library | class | training | weights, bit for bit | logs |", "|---|---|---|---|---|"]
     for case, (library, kind, what) in CASES.items():
         ours = sides["ours"][case]
         theirs = sides["theirs"][case]
-        same = "equal, bit for bit" if ours.get("weights") == theirs.get("weights") else "differ"
+        same = "equal" if ours.get("weights") == theirs.get("weights") else "differ"
         name = f"`{kind}`" if "`" not in kind else kind
         rows.append(f"| {library} {versions[library]} | {name} | {what} | {same} | {told(case, ours, theirs)} |")
     return "\n".join([*rows, "", f"Under transformers {versions['transformers']}."]) + "\n\n"
