@@ -26,16 +26,15 @@ STAYING: tuple[Row, ...] = (
     ),
     Row(
         original=(
-            "a dataset with `set_epoch` gets no epoch on a resume, nor if several processes shuffle; evaluating the "
-            "training dataset sets it back to 0"
+            "a dataset with `set_epoch` gets no epoch on a resume, nor with several processes; evaluating it sets it "
+            "back to 0"
         ),
-        ours="it gets each epoch of training; evaluations leave it alone",
+        ours="it gets each epoch of training",
         shown_by="data/test_epochs.py::test_a_resumed_run_has_the_samples_of_its_epoch",
     ),
     Row(
         original=(
-            "resuming with the model in another memory format (`channels_last`) gives a fused optimizer the moments "
-            "of other weights"
+            "resuming in another memory format (`channels_last`) gives a fused optimizer the moments of other weights"
         ),
         ours="each moment stays with its weight",
         shown_by="checkpoint/test_training_state.py::test_a_model_may_be_resumed_in_another_memory_format",
@@ -51,10 +50,9 @@ STAYING: tuple[Row, ...] = (
             "samples in a step"
         ),
         ours=(
-            "the micro-batch is cut and its gradients are accumulated: the same steps and samples, nothing is "
-            "trained twice. If clipping or a callback runs out of memory before the update, the step is tried again; "
-            "at other events the callback is called once more. Out of memory within the optimizer's update ends the "
-            "run, since some weights may be updated already"
+            "the micro-batch is cut and its gradients are accumulated: the same steps and samples. If clipping or a "
+            "callback runs out of memory, the step or the callback is tried again; within the optimizer's update the "
+            "run ends, since some weights may be updated already"
         ),
         shown_by="effects/length_fields.py::batches_that_do_not_fit_are_cut",
     ),
@@ -90,18 +88,18 @@ STAYING: tuple[Row, ...] = (
     ),
     Row(
         original=(
-            "a wrapper of a module (`forward(*args, **kwargs)`) is given `num_items_in_batch`: a `TypeError` if the "
+            "a wrapper of a module (`forward(*args, **kwargs)`) is given `num_items_in_batch`, a `TypeError` if the "
             "module does not take it"
         ),
-        ours="it is given the number only if the wrapped module takes it",
+        ours="only if the module takes it",
         shown_by="laws/test_loss_laws.py::test_a_step_is_the_batch_of_all_its_micro_batches",
     ),
     Row(
         original=(
-            "outputs of an overridden `compute_loss` that are a tensor lose the first row of every batch; a tuple "
-            "without a loss loses its first output"
+            "outputs of an overridden `compute_loss` lose the first row of every batch if they are a tensor, the "
+            "first output if they are a tuple without a loss"
         ),
-        ours="only a loss is taken out. Dataclasses and other objects with names are read like dicts",
+        ours="only a loss is taken out; dataclasses are read like dicts",
         shown_by="laws/test_result_form_laws.py::test_every_row_has_its_prediction_and_label",
     ),
     Row(
@@ -114,18 +112,18 @@ STAYING: tuple[Row, ...] = (
     ),
     Row(
         original=(
-            "a loss computed outside of a `forward` without labels gives no `eval_loss` without `label_names`, or a "
+            "a loss computed outside of a `forward` without labels needs `label_names` for `eval_loss`, or is a "
             "`TypeError`"
         ),
-        ours="the entry `labels` of a batch counts as its labels; likewise for a module that takes any keyword",
+        ours="the entry `labels` of a batch counts, also if `forward` takes any keyword",
         shown_by="laws/test_result_form_laws.py::test_every_row_has_its_prediction_and_label",
     ),
     Row(
         original=(
             "lists with an entry for each sample (boxes, texts, spans) are merged by place: 10 images in batches of "
-            "4 leave 4 mixed entries; texts are an error"
+            "4 leave 4 mixed entries"
         ),
-        ours="they are appended, one entry for each sample; lists of layers are joined by place",
+        ours="they are appended; lists of layers are joined by place",
         shown_by="laws/test_result_form_laws.py::test_every_row_has_its_prediction_and_label",
     ),
     Row(
@@ -158,7 +156,7 @@ STAYING: tuple[Row, ...] = (
     ),
     Row(
         original="a metric that is an array ends the run at the next save",
-        ours="it is named before step 1, by an evaluation of one batch, and not recorded",
+        ours="it is named before step 1, and not recorded",
         shown_by="evaluation/test_metrics_of_any_kind.py::test_metrics_of_any_kind_train_and_are_named_before_step_1",
     ),
     Row(
@@ -168,28 +166,25 @@ STAYING: tuple[Row, ...] = (
     ),
     Row(
         original="a loss that is not a scalar tensor with a gradient raises torch's own error",
-        ours="the error names the returned value and the cure",
+        ours="the error names the value and the cure",
         shown_by="trainer/test_trainer_errors.py::test_a_loss_of_another_kind_from_compute_loss",
     ),
     Row(
         original="a warm-up longer than the run, or an interval that is never reached, is accepted silently",
-        ours="the same run, with a warning that names both fields",
+        ours="the same, with a warning that names both fields",
         shown_by="compat/test_refusals.py::test_it_trains_as_with_transformers_and_a_warning_says_the_words",
     ),
     Row(
         original="resuming with more or fewer samples gives no warning",
-        ours="the same steps and samples, with a warning about skipped and repeated samples",
+        ours="the same, with a warning about skipped and repeated samples",
         shown_by="compat/test_refusals.py::test_a_resume_with_other_data_continues_as_with_transformers",
     ),
     Row(
         original=(
-            "`train_dataloader.dataset` of a stream on several processes with `dispatch_batches=False`, and the "
+            "the `dataset` of a stream's dataloader on several processes (`dispatch_batches=False`), and the "
             "`collate_fn` that drops columns, are wrappers: attributes that a callback sets are lost"
         ),
-        ours=(
-            "`dataset` is your object, also in `get_worker_info()`; attributes set on the `collate_fn` reach your "
-            "collator"
-        ),
+        ours="`dataset` is your object; attributes set on the `collate_fn` reach your collator",
         shown_by="laws/test_own_objects.py::test_callbacks_and_calls_get_the_objects_that_were_passed",
     ),
     Row(
@@ -212,16 +207,13 @@ STAYING: tuple[Row, ...] = (
     ),
     Row(
         original=(
-            "with FSDP 2, an `evaluate()` before `train()` changes the training, and a second one may end in a "
-            "`KeyError`"
+            "with FSDP 2, an `evaluate()` before `train()` changes the training, and between two ends in a `KeyError`"
         ),
-        ours="calls before `train()` do not change its weights",
+        ours="evaluations do not change the training",
         shown_by="laws/test_order_process_laws.py::test_a_call_before_training_changes_nothing",
     ),
     Row(
-        original=(
-            "a model assigned to `trainer.model` stays on its device, and is not trained if it follows a `train()`"
-        ),
+        original="a model assigned to `trainer.model` stays on its device, and is not trained after a first `train()`",
         ours=(
             "the next call takes it over, with a new optimizer and schedule and new `label_names`, unless they are "
             "yours"
@@ -230,7 +222,7 @@ STAYING: tuple[Row, ...] = (
     ),
     Row(
         original="an optimizer without a parameter of the model trains nothing, silently",
-        ours="an error before step 1, also if a callback sets it; an optimizer with some of the parameters trains",
+        ours="an error before step 1; some of the parameters are enough",
         shown_by="laws/test_model_replaced.py::test_an_optimizer_with_nothing_of_the_model_is_refused",
     ),
     Row(
@@ -260,28 +252,22 @@ STAYING: tuple[Row, ...] = (
     ),
     Row(
         original="a callback may set `args.gradient_accumulation_steps` for the next epoch",
-        ours="the value at the start holds, with a warning: the plan of the run depends on it",
+        ours="the value at the start holds, with a warning",
         shown_by="optim/test_groups_during_a_run.py::test_another_accumulation_during_a_run_is_named",
     ),
     Row(
         original="an `os.chdir` in a run moves its relative `output_dir`: checkpoints are lost",
-        ours=(
-            "the run keeps the directory in which its arguments were made; hooks and `state.best_model_checkpoint` "
-            "get the absolute path"
-        ),
+        ours="the directory stays; hooks and `state.best_model_checkpoint` get the absolute path",
         shown_by="trainer/test_working_directory.py::test_everything_is_written_to_one_directory",
     ),
     Row(
         original="parameters that are unfrozen or added after the optimizer was made are not trained, silently",
-        ours=(
-            "the same, with a warning that names them and `optimizer.add_param_group`, also if their gradients are "
-            "not averaged over processes"
-        ),
+        ours="the same, with a warning that names them and `optimizer.add_param_group`",
         shown_by="optim/test_groups_during_a_run.py::test_what_the_optimizer_lacks_is_named_once",
     ),
     Row(
         original="`optimizer.add_param_group` in a run with a schedule of lambdas ends in a `ValueError` of `zip()`",
-        ours="the group's rate is its base rate, with the schedule of the first group; a resume restores the group",
+        ours="the group follows the schedule of the first group, and is restored on a resume",
         shown_by="optim/test_groups_during_a_run.py::test_a_group_that_is_added_is_trained_by_the_schedule",
     ),
     Row(
@@ -294,8 +280,8 @@ STAYING: tuple[Row, ...] = (
     Row(
         original="`get_extra_state()` with a value other than a tensor ends in an error at the first save",
         ours=(
-            "plain values are saved in `extra_state.pt` and restored on a resume and with the best model "
-            "(`from_pretrained` does not read it); others are refused before step 1, if anything is saved"
+            "plain values are saved in `extra_state.pt` and restored on a resume and with the best model, not by "
+            "`from_pretrained`; others are refused before step 1"
         ),
         shown_by="trainer/test_unusual_models.py::test_state_that_is_no_tensor_is_restored",
     ),
@@ -306,18 +292,12 @@ STAYING: tuple[Row, ...] = (
     ),
     Row(
         original="sparse gradients (`nn.Embedding(sparse=True)`) end in an error",
-        ours=(
-            "they are measured, clipped, and trained if the optimizer takes them; other optimizers are named before "
-            "step 1"
-        ),
+        ours="they are measured, clipped and trained; an optimizer that cannot is named before step 1",
         shown_by="trainer/test_unusual_models.py::test_sparse_gradients_train_as_dense_ones",
     ),
     Row(
         original="a resume with an iterable of your own in place of a DataLoader fails or draws other batches",
-        ours=(
-            "the weights of the uninterrupted run: its `state_dict` is loaded, or its batches are read again up to "
-            "the position"
-        ),
+        ours="the weights of the uninterrupted run, by its `state_dict` or by reading again",
         shown_by="data/test_loaders_in_turn.py::test_a_resume_continues_to_the_bit",
     ),
     Row(
@@ -327,7 +307,7 @@ STAYING: tuple[Row, ...] = (
     ),
     Row(
         original="a changed `generation_config` with sampling values but no `do_sample` ends the run at its first save",
-        ours="it is saved as it is",
+        ours="it is saved",
         shown_by="cli/test_export_proof.py::test_a_base_with_sampling_values_alone_is_tuned_saved_and_exported",
     ),
     Row(
@@ -361,13 +341,13 @@ STAYING: tuple[Row, ...] = (
     ),
     Row(
         original="a model loaded with `distributed_config` saves no state to resume from",
-        ours="its checkpoints are resumed, also with other sizes",
+        ours="its checkpoints are resumed, with other sizes too",
         shown_by="distributed/test_experts.py::test_a_run_resumes_with_experts_shared_out_otherwise",
     ),
     Row(
         original=(
-            "with tensor parallelism and accumulation, norms of heads (Qwen3 and others) get gradients of earlier "
-            "micro-batches several times"
+            "with tensor parallelism and accumulation, norms of heads (Qwen3 and others) get earlier gradients "
+            "several times"
         ),
         ours="once: weights equal those of one process",
         shown_by="distributed/test_experts.py::test_losses_norms_weights_and_loads_are_those_of_one_process",
@@ -394,11 +374,8 @@ STAYING: tuple[Row, ...] = (
         shown_by="",
     ),
     Row(
-        original=(
-            "with `dispatch_batches=True`, tensor parallelism and several replicas, all replicas train on the same "
-            "batches"
-        ),
-        ours="each process reads for itself, so the replicas train on different batches, with a warning",
+        original="with `dispatch_batches=True` and tensor parallelism, all replicas train on the same batches",
+        ours="on different batches, since each process reads for itself, with a warning",
         shown_by="distributed/test_laid_out.py::test_losses_norms_and_weights_are_those_of_one_process",
     ),
     Row(
@@ -415,20 +392,17 @@ STAYING: tuple[Row, ...] = (
         original=(
             "without a terminal, or with `disable_tqdm=True`, a log is printed as a dict, without the plan of the run"
         ),
-        ours="a line `step=10/75 loss=0.457 ...`, and the plan; `disable_tqdm` drops the bar alone",
+        ours="the plan, and a line `step=10/75 loss=0.457 ...`; `disable_tqdm` drops the bar alone",
         shown_by="trainer/test_messages.py::test_a_run_says_each_thing_in_one_line",
     ),
     Row(
         original="`training_args.bin` in a saved model has your Hub token",
-        ours=(
-            "it has none, opens without this package as a dict with attributes, and is never read; "
-            "`training_args.json` is for people"
-        ),
+        ours="it has none, opens without this package, and is never read; `training_args.json` is for people",
         shown_by="compat/test_snippets.py::test_the_arguments_beside_a_model_are_plain_values",
     ),
     Row(
         original="an override without `num_items_in_batch` (`compute_loss`, `training_step`): `TypeError`",
-        ours="called with the arguments that it takes; its losses are averaged over the micro-batches",
+        ours="called with what it takes; its losses are averaged over the micro-batches",
         shown_by="compat/test_snippets.py::test_an_override_of_an_older_version_is_called_with_what_it_takes",
     ),
     Row(
@@ -448,7 +422,7 @@ STAYING: tuple[Row, ...] = (
     ),
     Row(
         original="`save_total_limit` counts and deletes all checkpoints in the folder",
-        ours="only those of this run: a run that goes back to an earlier checkpoint keeps the later ones",
+        ours="only those of this run",
         shown_by="resume/test_run_cut_off.py::test_going_back_begins_another_run",
     ),
     Row(
@@ -483,7 +457,7 @@ STAYING: tuple[Row, ...] = (
     ),
     Row(
         original="of two errors in one configuration, another may be found first",
-        ours="all errors of the arguments come together, then others in the order of our start",
+        ours="errors of the arguments come first, together",
         shown_by="",
     ),
     Row(

@@ -221,7 +221,7 @@ class Behaviour:
     early_stopping_counts_nan_before_first_best: bool = _corrects(
         BehaviourDifference(
             original="early stopping ignores NaN until the first number",
-            ours="NaN and None are no improvement and never the best",
+            ours="NaN and None do not count as an improvement",
         )
     )
     reads_length_column_before_removal: bool = _corrects(
