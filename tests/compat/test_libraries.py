@@ -33,8 +33,8 @@ CASES = {
         "two datasets, two losses",
     ),
     "cross_encoder": ("sentence-transformers", "CrossEncoderTrainer", "pairs with a label"),
-    "setfit_few_shots": ("setfit", "Trainer", "few labelled texts, the best model loaded, then the head"),
-    "setfit_early_stopping": ("setfit", "Trainer", "few labelled texts, stopped early"),
+    "setfit_few_shots": ("setfit", "Trainer", "few texts, the best model loaded, then the head"),
+    "setfit_early_stopping": ("setfit", "Trainer", "few texts, stopped early"),
     "setfit_default_arguments": ("setfit", "Trainer", "without arguments"),
     "peft_lora_with_the_plain_trainer": ("peft", "LoRA in the plain `Trainer`", "classification"),
 }
@@ -73,13 +73,17 @@ def test_the_sides_differ_only_in_the_trainer(sides: dict[str, dict[str, Any]]) 
 def table(sides: dict[str, dict[str, Any]]) -> str:
     """What was found, for docs/libraries.md."""
     versions = sides["ours"]["versions"]
-    rows = ["| library | class | training | weights | logs |", "|---|---|---|---|---|"]
+    cases: dict[tuple[str, ...], list[str]] = {}
     for case, (library, kind, what) in CASES.items():
         ours = sides["ours"][case]
         theirs = sides["theirs"][case]
-        same = "equal, bit for bit" if ours.get("weights") == theirs.get("weights") else "differ"
+        same = "equal" if ours.get("weights") == theirs.get("weights") else "differ"
         name = f"`{kind}`" if "`" not in kind else kind
-        rows.append(f"| {library} {versions[library]} | {name} | {what} | {same} | {told(case, ours, theirs)} |")
+        found = (f"{library} {versions[library]}", name, same, told(case, ours, theirs))
+        cases.setdefault(found, []).append(what)
+    rows = ["| library | class | training | weights, bit for bit | logs |", "|---|---|---|---|---|"]
+    for (library, name, same, logs), trained in cases.items():
+        rows.append(f"| {library} | {name} | {'; '.join(trained)} | {same} | {logs} |")
     return "\n".join([*rows, "", f"Under transformers {versions['transformers']}."]) + "\n\n"
 
 

@@ -53,7 +53,7 @@ SHOWN = {
     ),
     "with `max_grad_norm=0`, one gradient": "parity/test_reproduce.py::test_an_infinite_gradient_that_is_only_measured",
     "early stopping ignores NaN": "callbacks/test_early_stopping.py::test_values_other_than_numbers_are_no_improvement",
-    "random draws of a collator or a dataset": "resume/test_resume_exact.py::test_what_workers_draw_comes_back",
+    "random draws in a worker process": "resume/test_resume_exact.py::test_what_workers_draw_comes_back",
     "`fp16=True` has": "effects/precision_fields.py::the_forward_pass_is_in_float16_and_the_loss_is_scaled",
     "a pass that ends before the `len()`": "parity/test_stream_epochs.py::test_a_pass_that_has_ended_is_an_epoch",
     "`compute_metrics` is called by evaluations": (

@@ -32,7 +32,7 @@ FIRST_PAGE = {
     "qlora": "tutorials/converse/",
     "overfitting": "after_first_result/",
     "docker": "troubleshooting/",
-    "gguf": "troubleshooting/",
+    "gguf": "use_the_model/",
 }
 TYPE = """
 const input = document.querySelector(".md-search__input");

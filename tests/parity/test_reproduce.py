@@ -119,7 +119,7 @@ ALSO = (
     "a pass that ends before the `len()`",
     "with `dataloader_persistent_workers`",
     "early stopping ignores NaN",
-    "random draws of a collator or a dataset",
+    "random draws in a worker process",
     "workers that persist keep the epoch",
     "with a decoder-only model, predictions",
     "with `max_grad_norm=0`, one gradient",

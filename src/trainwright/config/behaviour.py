@@ -29,16 +29,16 @@ class BehaviourDifference:
 _DRAWS_OF_A_RESUME = BehaviourDifference(
     original="a resumed run draws other numbers if a collator draws, or in a later epoch if samples are grouped by "
     "length or shuffled with `use_seedable_sampler=False`",
-    ours="it ends with the weights of the uninterrupted run",
+    ours="the weights of the uninterrupted run",
 )
 _PASSES_OF_A_RESUME = BehaviourDifference(
-    original="a resumed stream that has had more than one pass skips all batches of the earlier passes in one pass, "
-    "and reads other samples",
-    ours="the passes are counted: it ends with the weights of the uninterrupted run",
+    original="a resumed stream that has had more than one pass skips all earlier batches in one pass, and "
+    "reads other samples",
+    ours="the weights of the uninterrupted run",
 )
 _DROP_LAST = BehaviourDifference(
-    original="`dataloader_drop_last` drops samples of evaluations and predictions, and nothing of a training stream",
-    ours="it drops the last batch of training data, of a stream too unless it is the only one",
+    original="`dataloader_drop_last` drops samples of evaluations and predictions, but none of a training stream",
+    ours="it drops the last batch of training data; of a stream, unless it is the only one",
 )
 _NOT_FINITE = BehaviourDifference(
     title="A loss that is not finite",
@@ -62,9 +62,9 @@ class Behaviour:
     counts_predicted_tokens: bool = _corrects(
         BehaviourDifference(
             title="Causal models without a declared loss type",
-            original="(GPT-2 is one): transformers divides the loss of a row of S tokens by S though "
-            "S\N{MINUS SIGN}1 tokens are predicted, so loss and gradient are too small by (S\N{MINUS SIGN}1)/S.",
-            ours="In Trainwright the loss is the model's own.",
+            original="(GPT-2 is one): transformers divides the loss of S tokens by S though S\N{MINUS SIGN}1 are "
+            "predicted, so loss and gradient are too small by (S\N{MINUS SIGN}1)/S.",
+            ours="The loss is the model's own.",
         )
     )
     evaluation_restores_random_states: bool = _corrects(
@@ -72,7 +72,7 @@ class Behaviour:
             title="Evaluating draws no random numbers.",
             original="In transformers it advances the generators that dropout uses, so a run with dropout that "
             "evaluates ends with other weights.",
-            ours="In Trainwright training draws the same numbers with and without evaluations.",
+            ours="Training draws the same numbers with and without evaluations.",
         )
     )
     reports_nonfinite_losses: bool = _corrects(_NOT_FINITE)
@@ -81,33 +81,30 @@ class Behaviour:
     averages_eval_loss_over_items: bool = _corrects(
         BehaviourDifference(
             title="`eval_loss`",
-            original="is a mean over batches in transformers, and moves by up to 3 % with the evaluation batch size.",
+            original="is a mean over batches in transformers, and moves by up to 3 % with the batch size.",
             ours="In Trainwright it is the mean over items.",
         )
     )
     averages_means_over_window: bool = _corrects(
         BehaviourDifference(
-            original="BERT, RoBERTa, T5, classifiers on Llama, ... return a mean although they receive the "
-            "number of items: loss and gradients grow with `gradient_accumulation_steps` and the "
-            "number of processes (since "
-            "4.46)",
-            ours="the mean over the step's micro-batches and the processes, as one batch gives and as the start of a "
-            'run says; `loss_weighting="original"` for the sum, `"batches"` for micro-batches that weigh alike',
+            original="BERT, RoBERTa, T5, classifiers on Llama, ... return a mean although they receive the number "
+            "of items: loss and gradients grow with `gradient_accumulation_steps` and the number of processes "
+            "(since 4.46)",
+            ours="the mean over the step's micro-batches and the processes, as one batch gives; "
+            '`loss_weighting="original"` sums, `"batches"` weighs micro-batches alike',
         ),
         BehaviourDifference(
             original="an overridden `compute_loss`, a `compute_loss_func` or a module with `**kwargs` counts as "
-            "divided by `num_items_in_batch` whether it uses the number or not: a mean grows with "
-            "`gradient_accumulation_steps` and the number of processes",
-            ours="at the first micro-batch of a step that has several, or of several processes, the loss is computed "
-            "once more with twice the number, without gradients and without a trace. Half as large: it is divided. "
-            "Unchanged: it is a mean, averaged over the step as above. Anything else: a warning with both values, and "
-            "the original's sum. The answer is in the lines of a run, its journal and its checkpoints; "
-            "`loss_is_scaled_for_ga` and `model_accepts_loss_kwargs` settle it beforehand, and `loss_weighting` says "
-            "how a mean is weighted",
+            "divided by `num_items_in_batch`, used or not: a mean grows with `gradient_accumulation_steps` and the "
+            "number of processes",
+            ours="the first step of several micro-batches or processes computes one loss again with twice the "
+            "number, without gradients. Half as large: it is divided. Unchanged: it is a mean, and averaged as "
+            "above. Anything else: a warning, and the original's sum. `loss_is_scaled_for_ga` and "
+            "`model_accepts_loss_kwargs` settle it beforehand; `loss_weighting` weighs means",
         ),
         BehaviourDifference(
-            original="a `compute_loss_func` counts as divided by the number of items even if there is none, as the "
-            'batches have no "labels": its means are added up',
+            original='a `compute_loss_func` counts as divided by the number of items even without "labels" to '
+            "count: its means are added up",
             ours="without a number it is a mean",
         ),
     )
@@ -120,19 +117,19 @@ class Behaviour:
     resume_applies_new_settings: bool = _corrects(
         BehaviourDifference(
             original="a changed learning rate is ignored on a resume, and the schedule of a longer run jumps",
-            ours="the new value takes effect, and is listed",
+            ours="the new value takes effect and is listed",
         )
     )
     resume_recomputes_intervals: bool = _corrects(
         BehaviourDifference(
-            original="a resumed run keeps the intervals of its checkpoint, also where you pass others or train longer: "
-            "`eval_steps=0.5` stays half of the shorter run",
-            ours="the intervals that you pass; a share is of the length that the run has now",
+            original="a resumed run keeps the intervals of its checkpoint, whatever you pass: `eval_steps=0.5` "
+            "stays half of the shorter run",
+            ours="the intervals that you pass; a share is of the new length",
         )
     )
     resume_of_finished_run_takes_no_step: bool = _corrects(
         BehaviourDifference(
-            original="a resume of a run that has done all its steps trains one more, if they end within an epoch",
+            original="a resume of a run that has done all its steps may train one more",
             ours="it trains none",
         )
     )
@@ -147,9 +144,9 @@ class Behaviour:
     )
     resume_restores_callbacks: bool = _corrects(
         BehaviourDifference(
-            original="without `restore_callback_states_from_checkpoint` a callback starts again on a resume: early "
+            original="without `restore_callback_states_from_checkpoint` a resume starts callbacks again: early "
             "stopping counts from 0",
-            ours="it continues with its saved counters, and the settings that you pass; with the field, also with the "
+            ours="they continue with their saved counters and the settings that you pass; with the field, with the "
             "saved settings",
         )
     )
@@ -163,14 +160,14 @@ class Behaviour:
         BehaviourDifference(
             original="if a stream ends within a window of `gradient_accumulation_steps`, or a sampler before its "
             "`len()`, its gradients stay for the next pass",
-            ours="a step on the last window, as with a dataset",
+            ours="a step on the last window",
         )
     )
     ended_pass_is_an_epoch: bool = _corrects(
         BehaviourDifference(
-            original="a pass that ends before the `len()` of its stream is logged as a part of an epoch: "
-            "4 of 16 batches as 0.25",
-            ours="as the whole epoch that it was: 1.0",
+            original="a pass that ends before the `len()` of its stream is logged as a part of an epoch: 4 of 16 "
+            "batches as 0.25",
+            ours="as a whole epoch: 1.0",
         )
     )
     evaluates_incomplete_batch: bool = _corrects(_DROP_LAST)
@@ -184,17 +181,16 @@ class Behaviour:
     removes_prompts_from_predictions: bool = _corrects(
         BehaviourDifference(
             original="with a decoder-only model, predictions of `Seq2SeqTrainer` begin with the input, and "
-            "continue after the answer if the input has one",
-            ours="the model is given the prompt, and predictions are its continuation; as with transformers under "
+            "continue after an answer in it",
+            ours="the model gets the prompt, and predictions are its continuation; unchanged under "
             "`trainwright.compat.install()`, and if a subclass overrides `prediction_step`",
         )
     )
     generating_evaluations_use_compute_loss: bool = _corrects(
         BehaviourDifference(
-            original="with `predict_with_generate`, `eval_loss` is the model's own loss, also where training uses an "
-            "overridden `compute_loss` or `compute_loss_func`, and label smoothing does not shift the labels of a "
-            "causal model",
-            ours="it is the loss that is trained, as in evaluations without generation",
+            original="with `predict_with_generate`, `eval_loss` is the model's own loss even with a `compute_loss` "
+            "or `compute_loss_func` of yours, and label smoothing does not shift the labels of a causal model",
+            ours="it is the loss that is trained",
         )
     )
     evaluates_in_dataset_order: bool = _corrects(
@@ -205,7 +201,7 @@ class Behaviour:
     )
     weighs_eval_batches_by_rows: bool = _corrects(
         BehaviourDifference(
-            original='with `include_for_metrics=["loss"]` and `Seq2SeqTrainer`, a dataloader of your own, or a stream '
+            original='with `include_for_metrics=["loss"]` and `Seq2SeqTrainer`, your own dataloader, or a stream '
             "without a length under `dispatch_batches=False`, a loss for each place in the batches",
             ours="for each sample",
         )
@@ -213,55 +209,50 @@ class Behaviour:
     skips_nonfinite_steps: bool = _corrects(
         BehaviourDifference(
             original="a step with NaN in loss or gradient makes all weights NaN",
-            ours='the step is skipped, and named at the next log; `on_nonfinite="ignore"` updates, as transformers '
-            "does",
+            ours='the step is skipped, and named at the next log; `on_nonfinite="ignore"` updates',
         )
     )
     measured_gradients_stay: bool = _corrects(
         BehaviourDifference(
-            original="with `max_grad_norm=0`, one gradient that is not finite makes all gradients NaN: the norm is "
-            "measured by clipping to infinity",
-            ours="the norm is measured, and gradients stay as they are",
+            original="with `max_grad_norm=0`, one gradient that is not finite makes all gradients NaN",
+            ours="gradients stay as they are",
         )
     )
     early_stopping_counts_nan_before_first_best: bool = _corrects(
         BehaviourDifference(
             original="early stopping ignores NaN until the first number",
-            ours="NaN and None do not count as an improvement and are never the best",
+            ours="NaN and None do not count as an improvement",
         )
     )
     reads_length_column_before_removal: bool = _corrects(
         BehaviourDifference(
             original="the column of `length_column_name` is used only if the model takes it, or with "
             "`remove_unused_columns=False`",
-            ours="it is used; the samples are measured if it lacks numbers",
+            ours="it is used; samples are measured if it lacks numbers",
         )
     )
     sends_seed_and_epoch_to_workers: bool = _corrects(
         BehaviourDifference(
-            original="random draws of a collator or a dataset in a worker process depend on the number of "
-            "workers, and differ after a resume",
-            ours="each batch has its own seed: the same numbers with any number of workers, and on a resume",
+            original="random draws in a worker process depend on the number of workers, and differ after a resume",
+            ours="each batch has its own seed, whatever the number of workers",
         ),
         BehaviourDifference(
-            original="workers that persist keep the epoch in which they were started, so a resume trains on other "
-            "samples",
-            ours="each epoch is given to them",
+            original="workers that persist keep the epoch in which they were started",
+            ours="they get each epoch",
         ),
     )
     evaluation_restores_precision: bool = _corrects(
         BehaviourDifference(
-            original="`evaluate()` or `predict()` with `bf16_full_eval` leaves the model in half precision, and a "
-            "`train()` after it trains so",
+            original="`evaluate()` or `predict()` with `bf16_full_eval` leaves the model in half precision for the "
+            "next `train()`",
             ours="the weights are as before",
         )
     )
     rehearses_evaluation: bool = _corrects(
         BehaviourDifference(
-            original="`compute_metrics` is called by evaluations alone; a missing metric ends the run at the first of "
-            "them",
-            ours="with `eval_strategy`, it is called once more before step 1, with one batch, as a line at the start "
-            "says: a mistake in it is found there, and a metric that remembers its calls counts one more",
+            original="`compute_metrics` is called by evaluations alone",
+            ours="with `eval_strategy`, also once before step 1, with one batch, to find mistakes: a metric that "
+            "remembers its calls counts one more",
         )
     )
     configures_new_models: bool = _corrects(
@@ -271,8 +262,8 @@ class Behaviour:
         ),
         BehaviourDifference(
             original="with `model_init`, the model that is trained has not the `use_cache` of the arguments, but its "
-            "own: most models with attention are trained with a cache, which takes memory and rounds differently",
-            ours="each new model has the one of the arguments",
+            "own: a cache takes memory and rounds differently",
+            ours="each new model has that of the arguments",
         ),
     )
     autocasts_fp16_on_cpu: bool = _corrects(
