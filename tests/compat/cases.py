@@ -175,7 +175,8 @@ def digest(model: Any) -> str:
 
 def files(folder: Path) -> list[str]:
     """Files of the checkpoints that both sides write."""
-    ours = {"manifest.json", "training_args.json"}
+    # The last has, for one, the answer to whether a loss of the user's is a mean.
+    ours = {"manifest.json", "training_args.json", "extension_states.pt"}
     found = (path for path in folder.glob("checkpoint-*/**/*") if path.is_file() and path.name not in ours)
     return sorted(str(path.relative_to(folder)) for path in found)
 

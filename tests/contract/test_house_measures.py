@@ -20,7 +20,7 @@ from ..sources.parsed import parse_file
 SOURCE = Path(trainwright.__file__).parent
 TRAINERS = ("trainer", "copied", "moved", "other")  # what a variable that holds one is called
 MAX_SITES = 43
-MAX_MODULES = 129  # of the core, with its subpackages, that the two public classes load
+MAX_MODULES = 135  # of the core, with its subpackages, that the two public classes load
 OTHER_PACKAGES = {"torch", "numpy", "tqdm", "xxhash"}  # besides what torch itself imports
 # What is imported where a run chooses it.
 CHOSEN = (

@@ -359,7 +359,7 @@ def counts_may_be_late(trainer: AnyTrainer, model: Any) -> bool:
     """
     if is_overridden(trainer, *READERS_OF_COUNTS) or trainer.compute_loss_func is not None:
         return False
-    if trainer._trainwright.extensions or get_value(trainer.args, "loss_kernel") is not None:
+    if Internals(trainer).extensions or get_value(trainer.args, "loss_kernel") is not None:
         return False
     if trainer.args.torch_compile or uncompiled(model) is not model:
         return False
