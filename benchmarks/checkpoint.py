@@ -99,7 +99,7 @@ def by_trainer(library: Any, work: Work, folder: str, blocked: list[float], watc
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             step = state.global_step
             if work.ends(step) and hasattr(trainer, "_services"):
-                trainer._services.writer.wait()  # the turn is over when its checkpoint is on the disk
+                trainer._trainwright.services.writer.wait()  # the turn is over when its checkpoint is on the disk
             watch.step_done(step)
             if work.saves_at(step):
                 control.should_save = True

@@ -120,7 +120,7 @@ def by_trainer(model: nn.Module, clock: Clock, folder: Path) -> None:
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.global_step % EVERY == 0:
-                trainer._services.writer.wait()
+                trainer._trainwright.services.writer.wait()
                 clock.snapshot(local(trainer.model, trainer.optimizer))
                 clock.save_begins()
 

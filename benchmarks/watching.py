@@ -61,7 +61,7 @@ def stop_watching(trainer: Trainer) -> None:
     """No journal is written, and a mark of the clock does nothing; for this trainer alone."""
     trainer.callback_handler.watchers.clear()
     trainer.callback_handler.rebuild()
-    services = trainer._services
+    services = trainer._trainwright.services
     services.journal.begin = lambda *arguments, **facts: None  # type: ignore[method-assign]
     use_clock = services.use_clock
 

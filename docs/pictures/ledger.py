@@ -16,8 +16,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from trainwright import Trainer, TrainingArguments
-from trainwright._types import LEDGER_NAME
-from trainwright.capabilities.ledger.table import read_table
+from trainwright.capabilities.ledger.table import LEDGER_NAME, read_table
 
 WIDTH = 720
 HEIGHT = 300

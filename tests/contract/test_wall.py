@@ -32,7 +32,8 @@ def copy_core(folder: Path) -> Path:
         shutil.rmtree(copy / name)
     table = copy / "capability_table.py"
     text = table.read_text(encoding="utf-8")
-    shorter = re.sub(r"^ROWS: tuple\[Row, \.\.\.\] = \(.*?^\)$", "ROWS: tuple[Row, ...] = ()", text, flags=re.M | re.S)
+    head = "ROWS: tuple[CapabilityRow, ...] = ("
+    shorter = re.sub(rf"^{re.escape(head)}.*?^\)$", f"{head})", text, flags=re.M | re.S)
     assert shorter != text, "the table was not found"
     table.write_text(shorter, encoding="utf-8")
     return copy.parent

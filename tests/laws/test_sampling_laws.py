@@ -150,7 +150,7 @@ def test_a_resume_with_other_groups_is_refused(tmp_path: Path) -> None:
 def test_processes_take_the_same_number_of_steps_and_share_the_groups(
     name: str, num_processes: int, tmp_path: Path
 ) -> None:
-    order = recorder(tmp_path, **STRATEGIES[name])._get_train_sampler().of_all_processes()
+    order = recorder(tmp_path, **STRATEGIES[name])._get_train_sampler().for_all_processes()
     parts = []
     for rank in range(num_processes):
         share = RankShare(batch_size=1, rank=rank, num_processes=num_processes)

@@ -36,7 +36,7 @@ def parse_entry(line: bytes) -> Entry | None:
         fields = _COMMON | dict(form.fields)
         found = {name: value for name, value in entry.items() if value is not None or name not in fields}
         mapping(**fields)(found)
-        for name in ("run", *form.required):
+        for name in ("kind", "run", *form.required):
             found[name]
     except MALFORMED:
         return None

@@ -112,6 +112,8 @@ def _raise_nothing_to_train(model: Model, error: Exception | None = None) -> NoR
     if num == 0:
         what = "has no parameters"
         cure = "Register its weights as nn.Parameter."
+    elif hasattr(model, "peft_config"):
+        cure = "To train an adapter, load it with PeftModel.from_pretrained(model, path, is_trainable=True)."
     raise ModelError(f"{type(model).__name__} {what}, so there is nothing to train. {cure}") from error
 
 

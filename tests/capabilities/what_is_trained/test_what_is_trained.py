@@ -17,7 +17,7 @@ from trainwright.capabilities.what_is_trained.parameters import read_parameters
 from trainwright.capabilities.what_is_trained.roles import find_openings, find_roles
 from trainwright.capabilities.what_is_trained.tokens import read_tokens
 from trainwright.cli.tasks.adapter import find_targets
-from trainwright.errors import DataError
+from trainwright.errors import DataError, ModelError
 
 from ..._support import chats
 from ..._support.subprocesses import run_python
@@ -50,7 +50,7 @@ def test_a_planted_mistake_is_named_before_the_first_forward_pass(
     trainer = planted.make(tmp_path / "run")
     stop_at_first_forward(trainer.model)
     if planted.refuses:
-        with pytest.raises(DataError, match=planted.says) as caught:
+        with pytest.raises((DataError, ModelError), match=planted.says) as caught:
             trainer.train()
         assert "\n" not in str(caught.value)
         assert not (tmp_path / "run" / "incidents").exists()
@@ -68,6 +68,12 @@ def test_a_check_up_names_it_too(name: str, tmp_path: Path) -> None:
     report = planted.make(tmp_path / "run").check()
     assert not report.is_fine
     assert any(re.search(planted.says, str(one)) for one in report.findings), str(report)
+
+
+def test_a_check_up_names_an_adapter_that_was_loaded_for_inference(tmp_path: Path) -> None:
+    report = recipes.adapter_loaded_for_inference(tmp_path / "run").check()
+    (found,) = report.of("in_the_optimizer")
+    assert re.search(r"No parameter is trainable: all have requires_grad=False\. Load .*is_trainable=True", str(found))
 
 
 def lines_of(name: str, folder: Path, capsys: pytest.CaptureFixture[str], **how: Any) -> list[str]:
