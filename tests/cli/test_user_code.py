@@ -240,7 +240,10 @@ def test_an_evaluation_that_fails_at_the_end_loses_no_weights(file: Path) -> Non
             ("--set", "data.map=code.py:same"),
             "all 64 training rows are equal in the column text, so that a model cannot",
         ),
-        (("--set", "data.map=code.py:null"), "no row of train has a text: the column 'text' is empty"),
+        (
+            ("--set", "data.map=code.py:null"),
+            "no row of train has a text: the column 'text' is empty. Look at the rows that",
+        ),
         (("--set", "data.map=clean"), "'clean' is neither module:function nor file.py:function"),
     ],
 )

@@ -93,10 +93,7 @@ EXCEPTIONS = OWN_WRITERS | {
     "cli.tasks.export_proof._Proof": TEMPORARY,
     "cli.tasks.export_proof.prepared_proof": TEMPORARY,
     "cli.tasks.gguf.convert_to_gguf": "a file of one name, in a directory that this command has just written",
-    "cli.tasks.recipe_run.removes_unused_directory": (
-        "a directory that the command itself made, if it has nothing but names of a run that did not begin; "
-        + LINK_ITSELF
-    ),
+    "cli.tasks.recipe_run.removes_unused_directory: rmdir": "directories that the command made, if they are empty",
     "cli.tasks.models.remove_learned": "a fixed name below the run's directory; " + LINK_ITSELF,
     "capabilities.async_evaluation.watcher.Watcher._giving_signs": "its own sign, by a random name; " + LINK_ITSELF,
     "compat.helpers.rotate_checkpoints": "transformers' function with its arguments; " + LINK_ITSELF,

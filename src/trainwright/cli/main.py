@@ -133,10 +133,10 @@ def train(
     recipe, tree = _read(config, overrides, context)
     if launched(recipe, processes, context):
         return
-    from trainwright.cli.tasks.recipe_run import refuse_a_second_run, rehearse, removes_unused_directory, run
+    from trainwright.cli.tasks.recipe_run import refuse_a_second_run, rehearse, run
 
     refuse_a_second_run(recipe, tree)
-    with removes_unused_directory(Path(recipe.training["output_dir"])), answering(as_json) as answer:
+    with answering(as_json) as answer:
         if not dry_run:
             answer |= run(recipe, tree, print_status)
             return

@@ -62,6 +62,15 @@ def test_a_length_of_more_steps_than_a_run_can_have_is_refused() -> None:
         cooldown_length("99.99999999999999%", 1 << 40)
 
 
+def test_a_refused_branch_leaves_no_directory(place: Path) -> None:
+    words = ("--cooldown", "4", "--out", "new/cooled", "--set", "training.learning_rate=-1")
+    assert call("branch", "run", "--at", "4", *words).exit_code == 2
+    (place / "code.py").write_text("def forgets(row):\n    pass\n")
+    words = ("--cooldown", "4", "--out", "new/cooled", "--set", "data.map=code.py:forgets")
+    assert call("branch", "run", "--at", "4", *words).exit_code == 2
+    assert not (place / "new").exists()
+
+
 def test_cooldowns_of_one_run_have_directories_of_their_own(place: Path) -> None:
     before = content(place / "run")
     shown = done("branch", "run", "--at", "4", "--cooldown", "4", "--out", "cooled")

@@ -95,11 +95,12 @@ def _check_texts(recipe: Recipe, table: Table, role: str) -> Iterator[Finding]:
             return
         if cell is None or not str(cell).strip():
             empty.append(place)
+    named = recipe.data.map
     if empty and len(empty) == len(cells):
         yield Finding(
             "error",
             f"no row of {table.part} has a {role}: the column {column!r} is empty.",
-            "Name the column with the texts.",
+            "Name the column with the texts." if named is None else f"Look at the rows that {named} returns.",
             check="texts",
             rows=table.names(empty[:1]),
             entry=entry,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -48,7 +47,7 @@ from trainwright.journal.record import JOURNAL_NAME, read, read_findings
 from trainwright.report.run_table import last_start
 from trainwright.run.checks import make_output_dir
 from trainwright.state.trainer_state import TrainerState
-from trainwright.support.door import read_json, read_settings
+from trainwright.support.door import OwnFolder, read_json, read_settings
 from trainwright.support.metric_order import order_metrics
 from trainwright.support.units import count_text
 
@@ -63,7 +62,7 @@ HEAD = "# What this run was started with; `trainwright resume` reads it. Paths a
 LOGS = 20  # logs of a short run
 CONTINUES = ("overwrite_output_dir", "resume_from_checkpoint", "branch_from")  # each says what becomes of checkpoints
 # What is in the directory of a run before it begins.
-WRITTEN_FIRST = (RECIPE_NAME, "config.json", "generation_config.json")
+WRITTEN_FIRST = {RECIPE_NAME, "config.json", "generation_config.json", TOKENIZER_FOLDER}
 NOT_SHOWN = ("_runtime", "_per_second", "epoch")
 
 Say = Callable[[str, str], None]  # (topic, line)
@@ -177,8 +176,8 @@ def note_changed_map(recipe: Recipe, now: JSONObject, say: Say) -> None:
         return
     then = last_start(read(folder)).get("recipe", {})
     if then and then.get("map") != now.get("map"):
-        before, after = (one.get("map", "none") for one in (then, now))
-        say("changed", f"data.map {before} -> {after}: the rows may be others than those trained on so far")
+        changed = f"{then.get('map', 'none')} -> {now.get('map', 'none')}"
+        say("changed", f"data.map {changed}: the rows may be others than those trained on so far")
 
 
 def _near(name: object) -> str:
@@ -261,13 +260,16 @@ def removes_unused_directory(folder: Path) -> Iterator[None]:
 
     Of a refused run it has at most the recipe, a learned tokenizer, and the settings of an adapter's base model.
     """
-    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    missing = [one for one in (folder, *folder.parents) if not os.path.lexists(one)]
     try:
         yield
     except BaseException:
-        is_new = folder in missing and folder.is_dir()
-        if is_new and {one.name for one in folder.iterdir()} <= {*WRITTEN_FIRST, TOKENIZER_FOLDER}:
-            shutil.rmtree(folder, ignore_errors=True)
+        if folder in missing and folder.is_dir() and not folder.is_symlink():
+            own = OwnFolder(folder)
+            names = own.names()
+            if {str(name) for name in names} <= WRITTEN_FIRST:
+                for name in names:
+                    own.remove(name)
         raise
     finally:
         for one in missing:
@@ -288,7 +290,7 @@ def names_the_resume(folder: Path, say: Say) -> Iterator[None]:
 
 
 def run(recipe: Recipe, tree: Tree, say: Say) -> JSONObject:
-    """Trains as the recipe says, and returns what came of it, for `--json`.
+    """Trains as the recipe says, and returns what came of it, for `--json`. A refused run leaves no new directory.
 
     Returns:
         `output_dir`; `step`, the last one; `class_weights`, if there are any; `train`, metrics of the training;
@@ -296,6 +298,11 @@ def run(recipe: Recipe, tree: Tree, say: Say) -> JSONObject:
         without one; `findings` about data, model and settings, each with the name of its check and its text;
         `best_checkpoint` and `checkpoint`, the newest, each None if there is none.
     """
+    with removes_unused_directory(Path(recipe.training["output_dir"])):
+        return _train(recipe, tree, say)
+
+
+def _train(recipe: Recipe, tree: Tree, say: Say) -> JSONObject:
     trainer = make_trainer(recipe, tree, say)
     args = trainer.args
     if recipe.spec.is_paired:
