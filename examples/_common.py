@@ -70,7 +70,7 @@ def held_out(rows: Sequence[Row], *, num_train: int, num_eval: int) -> tuple[lis
 
 
 def train_and_evaluate(trainer: Trainer, *shown: str) -> dict[str, float]:
-    """Evaluates, trains (or goes on from the newest intact checkpoint), evaluates again, saves; prints the scores."""
+    """Evaluates, trains (or continues from the newest intact checkpoint), evaluates again, saves; prints the scores."""
     args: Any = trainer.args
     checkpoint = None if args.overwrite_output_dir else get_last_checkpoint(args.output_dir)
     before: dict[str, float] = {}

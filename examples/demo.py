@@ -108,7 +108,7 @@ def kill_and_resume(options: argparse.Namespace, output_dir: Path, undisturbed: 
             # SIGKILL: nothing in the process can react to it.
             process.kill()
     checkpoint = get_last_checkpoint(str(output_dir))
-    print(f"   killed (exit code {process.returncode}); it goes on from {checkpoint}:")
+    print(f"   killed (exit code {process.returncode}); resumed from {checkpoint}:")
 
     trainer = make_trainer(options, output_dir)
     trainer.train(resume_from_checkpoint=checkpoint)
@@ -139,7 +139,7 @@ def find_broken_row(options: argparse.Namespace, output_dir: Path) -> None:
         if "made it" in incident["text"]:
             print(textwrap.fill(incident["text"], 80, initial_indent="   ", subsequent_indent="   "))
     finite = all(weights.isfinite().all() for weights in model.parameters())
-    print(f"   The run went on to its end; all weights are finite: {finite}\n")
+    print(f"   The run continued to its end; all weights are finite: {finite}\n")
 
 
 def predict(trainer: Trainer) -> None:

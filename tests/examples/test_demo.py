@@ -52,7 +52,7 @@ def test_a_killed_run_ends_with_the_hash_that_is_shown_twice(small_run: tuple[Pa
     first, second = re.findall(r"^   ([0-9a-f]{64})$", output, re.MULTILINE)
     weights = (folder / "killed" / "model.safetensors").read_bytes()
     assert first == second == hashlib.sha256(weights).hexdigest()
-    assert "killed (exit code -9); it goes on from" in output
+    assert "killed (exit code -9); resumed from" in output
     assert "They are equal to the bit." in output
 
 
@@ -61,7 +61,7 @@ def test_losses_after_the_resume_are_those_of_the_run_that_was_not_killed(small_
     first, second = output.split("2. The same run")
     undisturbed = {step: loss for step, _, loss in LOSS.findall(first)}
     assert list(undisturbed) == ["10", "20", "30", "40", "50", "60"]
-    _, resumed = second.split("it goes on from")
+    _, resumed = second.split("resumed from")
     again = {step: loss for step, _, loss in LOSS.findall(resumed)}
     assert again
     assert again.items() <= undisturbed.items()
