@@ -268,7 +268,10 @@ def resumes(width: int, top: Path) -> dict[str, float]:
         os.sync()
         empty = trained(width, top / f"empty-{turn}", url, max_steps=3, resume=True, **common)
         found["resume"].append(empty["first_s"] - local["first_s"])
-        RemoteStore(url).remove(3)  # the next turn finds what this one found
+        # The next turn finds what this one found.
+        remote = RemoteStore(url)
+        for later in [one for one in remote.copies() if one.step == 3]:
+            remote.remove(later)
         shutil.rmtree(top / f"empty-{turn}")
     figures = {f"{name}_s": min(values) for name, values in found.items()}
     return {**figures, "ratio": figures["resume_s"] / figures["bare_s"]}

@@ -1842,6 +1842,7 @@ class Trainer:
                 logs.update(current("speed_metrics", speed_metrics)("train", start_time, num_tokens=tokens))
         state.log_history.append(results.make_record({**logs, "step": state.global_step}, progress.warned.metrics))
         limit = get_value(self.args, "log_history_limit")
+        # Other code calls `log` with arguments of its own making, where any name has a value.
         if isinstance(limit, int):
             del state.log_history[:-limit]
         self.callback_handler.fire("on_log", progress, logs=logs)

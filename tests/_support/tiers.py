@@ -184,7 +184,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     _mark_quick_tests(items)
     _mark_smoke_tests(items)
     found = sorted((FRAMEWORKS - _OF_DEPENDENCIES) & sys.modules.keys())
-    if config.getoption("markexpr") == "quick" and found:
+    if config.getoption("markexpr") in ("quick", "quick or smoke") and found:
         raise pytest.UsageError(f"collecting the tests imports {', '.join(found)}: import it in the test that needs it")
 
 

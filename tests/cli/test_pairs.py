@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,11 @@ from .._support.subprocesses import run_python
 from .commands import call, done, start
 from .proved import WORDS, make_base
 
-pytest.importorskip("trl")
-pytestmark = [pytest.mark.more, pytest.mark.filterwarnings("default")]
+pytestmark = [
+    pytest.mark.more,
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed"),
+]
 
 ROWS = [
     {
