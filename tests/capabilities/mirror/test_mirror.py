@@ -149,13 +149,19 @@ class Bench:
         self.mirror.begin([], continues=continues)
 
     def save(self, step: int, *, best: int | None = None, written_at: float = 0.0, content: str = "weights") -> Path:
-        """Writes a checkpoint, as the store commits it, and tells the mirror."""
+        """Writes a checkpoint, as the store commits it, and tells the mirror.
+
+        The files of one that has this step already are not written in place: the mirror has links to them.
+        """
         path = self.folder / f"checkpoint-{step}"
-        path.mkdir(parents=True, exist_ok=True)
-        (path / "model.safetensors").write_text(f"{content} {step}")
+        new = self.folder / f"tmp-{step}"
+        new.mkdir(parents=True)
+        (new / "model.safetensors").write_text(f"{content} {step}")
         state = {"global_step": step, "best_global_step": best}
-        (path / "trainer_state.json").write_text(json.dumps(state))
-        Manifest(step=step, run_id="run", files=describe_files(path), written_at=written_at).write(path)
+        (new / "trainer_state.json").write_text(json.dumps(state))
+        Manifest(step=step, run_id="run", files=describe_files(new), written_at=written_at).write(new)
+        shutil.rmtree(path, ignore_errors=True)
+        new.rename(path)
         self.mirror.committed(path)
         return path
 
@@ -445,10 +451,9 @@ def test_a_checkpoint_that_was_damaged_is_not_copied_and_holds_up_nothing(
     until(lambda: len(faults.calls) > 0)
     (path / "model.safetensors").write_text("damaged")
     faults.error = None
-    bench.clock.advance(120)
-    until(lambda: "is not copied" in caplog.text)
+    until(lambda: (bench.clock.advance(1), "is not copied" in caplog.text)[1])
     bench.save(20)
-    bench.until_sent(20)
+    bench.until_sent_again(20)
     assert bench.steps() == [20]
 
 
