@@ -45,6 +45,8 @@ OURS = "trainwright"
 PACKED: dict[str, Any] = {"packing": "best_fit", "packing_length": 4096, "per_device_train_batch_size": 2}
 LOSS: dict[str, Any] = {"loss_kernel": "auto"}
 KEPT: dict[str, Any] = {**LOSS, "activation_checkpointing": False}
+BF16: dict[str, Any] = {**KEPT, "optim": "adamw_bf16"}
+BF16_BY_CHANCE: dict[str, Any] = {**BF16, "optim_args": "rounding=stochastic"}
 COMPILED: dict[str, Any] = {"torch_compile": "regional"}
 GRAPHS: dict[str, Any] = {**COMPILED, "torch_compile_mode": "reduce-overhead"}
 ATTENTION_KEPT: dict[str, Any] = {**LOSS, "activation_checkpointing_kwargs": {"save": "attention"}}
@@ -55,7 +57,9 @@ JOBS: dict[str, tuple[dict[str, Any], float, dict[str, dict[str, Any]]]] = {
     "Qwen3-0.6B, 8192 x 2": (
         {"shape": "Qwen3-0.6B", "batch": 2, "length": 8192, "recomputes": True, "warm_up": 3, "timed": 10},
         45,
-        PLAIN | {f"{OURS}, activations kept": KEPT, f"{OURS}, kept and compiled": KEPT | COMPILED},
+        PLAIN
+        | {f"{OURS}, activations kept": KEPT, f"{OURS}, kept and compiled": KEPT | COMPILED}
+        | {f"{OURS}, kept, adamw_bf16": BF16, f"{OURS}, kept, adamw_bf16 by chance": BF16_BY_CHANCE},
     ),
     "Llama 20M, 128 x 8": (
         {"shape": "Llama 20M", "batch": 8, "length": 128, "autocasts": True, "warm_up": 20, "timed": 200},

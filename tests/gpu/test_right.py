@@ -98,6 +98,18 @@ class StopAt(TrainerCallback):
         control.should_training_stop = state.global_step == self._step
 
 
+@pytest.mark.parametrize("rounding", ["kahan", "kahan,moments=float32", "stochastic"])
+def test_weights_in_bf16_learn_and_resume_to_the_bit(rounding: str, tmp_path: Path, record_property: Any) -> None:
+    settings = {"optim": "adamw_bf16", "optim_args": f"rounding={rounding}"} | DETERMINISTIC
+    wide = trained(tmp_path / "wide", gpt2(), bf16=True, **DETERMINISTIC)
+    whole = trained(tmp_path / "whole", gpt2().bfloat16(), **settings, **SAVES)
+    late = trained(tmp_path / "late", gpt2().bfloat16(), resume=str(tmp_path / "whole" / "checkpoint-8"), **settings)
+    record_property("losses", [losses(wide), losses(whole)])
+    record_property("weight_gap", gap(weights(whole), weights(late)))
+    assert losses(whole) == pytest.approx(losses(wide), rel=2e-2)
+    assert gap(weights(whole), weights(late)) == 0.0
+
+
 # -- beside transformers -----------------------------------------------------------------------------------------------
 
 
