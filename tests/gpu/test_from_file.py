@@ -26,7 +26,7 @@ model:
            intermediate_size: 128, max_position_embeddings: 64}
   learn_tokenizer: {kind: words, vocab_size: 64}
 data: {train: rows.jsonl, eval: rows.jsonl}
-training: {output_dir: run, max_steps: 60, packing: best_fit, packing_length: 40, learning_rate: 2e-2, bf16: true,
+training: {output_dir: run, max_steps: 60, packing: best_fit, packing_length: 40, learning_rate: 5e-3, bf16: true,
            logging_steps: 10, save_steps: 60, per_device_train_batch_size: 4}
 """
 TUNED = """\

@@ -77,6 +77,10 @@ class Installed:
                 vars(module).pop(name, None)
             else:
                 setattr(module, name, value)
+            # transformers loads itself a second time with its processors, and that copy caches what it is asked for.
+            copy = sys.modules.get(module.__name__, module)
+            if copy is not module and vars(copy).get(name) is getattr(trainwright, name):
+                del vars(copy)[name]
         self._before = []
         if _installed is self:
             _installed = None
@@ -131,11 +135,12 @@ def uninstall() -> None:
 
 
 def _module(name: str) -> ModuleType | None:
-    """Returns a module of transformers; None if this version has none of that name."""
+    """Returns a module of transformers; None if this version has none of that name, or it needs a missing package."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name is not None and name.startswith(error.name):
+        missing = error.name or ""
+        if name.startswith(missing) or not missing.startswith("transformers"):
             return None
         raise
 
