@@ -1,4 +1,4 @@
-"""Hides what `pip install trainwright EXTRA ...` does not bring: `plain_install.py [EXTRA ...]`, then tries the doors."""
+"""Hides what `pip install trainwright EXTRA ...` does not bring, and tries the doors: `plain_install.py EXTRA ...`."""
 
 from __future__ import annotations
 
@@ -70,7 +70,4 @@ for extra in sys.argv[1:]:
         getattr(module, name)
 compat.uninstall()
 assert transformers.Trainer is not trainwright.Trainer
-try:
-    app(["--help"])
-except SystemExit as end:
-    assert end.code == 0
+app(["--help"], standalone_mode=False)

@@ -38,9 +38,9 @@ def every_kind_of_float() -> torch.Tensor:
 
 def test_a_weight_and_its_rest_are_the_float32_to_the_bit() -> None:
     wide = every_kind_of_float()
-    weight = torch.empty_like(wide, dtype=torch.bfloat16)
-    rest = [torch.empty_like(wide, dtype=kind) for kind in adamw_bf16.KINDS]
-    adamw_bf16._split(wide, weight, *rest)
+    upper, *lower = adamw_bf16._split(wide)
+    weight = upper.bfloat16()
+    rest = [one.to(kind) for one, kind in zip(lower, adamw_bf16.KINDS, strict=True)]
     is_nan = wide.isnan()
     assert torch.equal(bits(adamw_bf16._join(weight, *rest))[~is_nan], bits(wide)[~is_nan])
     assert adamw_bf16._join(weight, *rest)[is_nan].isnan().all()
@@ -68,11 +68,11 @@ def test_with_float32_moments_it_is_the_adamw_of_float32_weights(piece: int, mon
 def test_by_chance_values_are_right_on_average_within_one_bit() -> None:
     value = torch.full((100_000,), 1 + 0.3 / 128)  # three tenths of the way between two values of bfloat16
     noise = torch.Generator().manual_seed(1)
-    rounded = adamw_bf16._round_by_chance(value, noise)
+    rounded = adamw_bf16._round_by_chance(value, adamw_bf16._chances(value, noise))
     assert set(rounded.tolist()) == {1.0, 1 + 1 / 128}
     assert rounded.mean().item() == pytest.approx(value[0].item(), abs=5e-5)
     ends = every_kind_of_float()
-    after = adamw_bf16._round_by_chance(ends, noise)
+    after = adamw_bf16._round_by_chance(ends, adamw_bf16._chances(ends, noise))
     assert torch.equal(after.isnan(), ends.isnan())
     assert torch.equal(after[ends.isinf()], ends[ends.isinf()])
     assert not (bits(after) & 0xFFFF)[ends.isfinite()].any()
@@ -126,6 +126,43 @@ def test_weights_that_somebody_sets_stay_finite(value: float) -> None:
     one.grad = torch.zeros_like(one)
     optimizer.step()
     assert (one.detach().float() - value).abs().max() < 0.02
+
+
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+def test_one_compilation_serves_all_shapes_steps_and_rates(rounding: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where the numbers of a step are scalars on the device; each kind of state has one more."""
+    num_compiled = 0
+
+    def count(graph: Any, examples: Any) -> Any:
+        nonlocal num_compiled
+        num_compiled += 1
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(adamw_bf16._update_piece, dynamic=True, fullgraph=True, backend=count)
+    on_device = torch.tensor(0.0), torch.tensor(1.0)
+    numbers = adamw_bf16._factors
+    monkeypatch.setattr(adamw_bf16, "_factors", lambda *of: tuple(map(torch.tensor, numbers(*of))))
+    kept = []
+    for update in (adamw_bf16._update_piece, compiled):
+        monkeypatch.setattr(adamw_bf16, "_fastest_update", lambda device, update=update: update)
+        generator = torch.Generator().manual_seed(0)
+        ones = [nn.Parameter(torch.randn(size, generator=generator).bfloat16()) for size in ((3, 5), (64,), (200, 7))]
+        optimizer = AdamWBF16(ones, rounding=rounding)
+        for step in range(4):
+            optimizer.param_groups[0]["lr"] = 1e-3 / (step + 1)
+            optimizer.found_inf = on_device[step == 2]  # type: ignore[attr-defined]
+            for one in ones:
+                one.grad = torch.randn(one.shape, generator=generator).bfloat16()
+            before = [one.detach().clone() for one in ones]
+            optimizer.step()
+            assert all(map(torch.equal, before, ones)) is (step == 2)
+            if step == 2:
+                optimizer.take_back()
+        assert {int(state["step"]) for state in optimizer.state.values()} == {3}
+        kept.append([one.detach() for one in ones])
+    assert all(map(torch.equal, *kept))
+    assert num_compiled <= 2
 
 
 @pytest.mark.parametrize("moments", [torch.bfloat16, torch.float32])

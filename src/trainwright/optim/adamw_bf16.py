@@ -24,19 +24,26 @@ optimizers do it, it would never fall with `adam_beta2=0.999`: a thousandth of i
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from trainwright.distributed.device import get_kind, has_compiler
 from trainwright.errors import ArgumentError
 from trainwright.optim.parameter_groups import Group
 from trainwright.support.tensor_tree import local_part
 
+logger = logging.getLogger(__name__)
+
 Rounding = Literal["kahan", "stochastic"]
+Factors: TypeAlias = tuple[float | Tensor, ...]
+Update: TypeAlias = Callable[..., None]
 # The lower 16 bits of a weight, in the state of its parameter: processes cannot exchange integers of 16 bits.
 REST = ("rest_high", "rest_low")
 HALF = 1 << 15
@@ -86,6 +93,8 @@ class AdamWBF16(Optimizer):
         self.bf16_stochastic_round = rounding == "stochastic"  # torchao's name for it
         self._moments: torch.dtype = getattr(torch, moments) if isinstance(moments, str) else moments
         self._seed = seed
+        self._counted: list[Tensor] = []  # counts of the last step
+        self._generators: dict[torch.device, torch.Generator] = {}
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     def add_param_group(self, param_group: Group) -> None:
@@ -105,22 +114,42 @@ class AdamWBF16(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._counted = []
+        # A scalar on the device that the guard sets, as for torch's fused optimizers; not zero: nothing changes.
+        found_inf: Tensor | None = getattr(self, "found_inf", None)
+        factors: dict[tuple[int, torch.device, int], Factors] = {}
         number = 0
-        for group in self.param_groups:
+        for index, group in enumerate(self.param_groups):
             for parameter in group["params"]:
                 number += 1
-                if parameter.grad is not None:
-                    self._update(parameter, group, number)
+                if parameter.grad is None:
+                    continue
+                if not (state := self.state[parameter]):
+                    self._begin(parameter, state)
+                state["step"] += 1
+                self._counted.append(state["step"])
+                step = int(state["step"].item())  # in main memory
+                key = index, parameter.device, step
+                if key not in factors:
+                    factors[key] = _factors(group, step, parameter.device)
+                noise = self._noise(parameter.device, step, number) if parameter.dtype == torch.bfloat16 else None
+                self._update(parameter, state, factors[key], noise, found_inf)
         return loss
 
-    def _update(self, parameter: Tensor, group: Group, number: int) -> None:
-        state = self.state[parameter]
-        if not state:
-            self._begin(parameter, state)
-        state["step"] += 1
-        step = int(state["step"].item())  # in main memory
-        is_low = parameter.dtype == torch.bfloat16
-        noise = self._noise(parameter.device, step, number) if is_low else None
+    def take_back(self) -> None:
+        """Uncounts the last step, which `found_inf` left out."""
+        for step in self._counted:
+            step -= 1
+        self._counted = []
+
+    def _update(
+        self,
+        parameter: Tensor,
+        state: dict[str, Tensor],
+        factors: Factors,
+        noise: torch.Generator | None,
+        found_inf: Tensor | None,
+    ) -> None:
         assert parameter.grad is not None
         if parameter.grad.is_sparse:
             raise ArgumentError(
@@ -132,21 +161,12 @@ class AdamWBF16(Optimizer):
         # What is computed in float32 takes ten times the memory of a piece, and an embedding may be a tenth of a model.
         is_flat = all(one.is_contiguous() for one in whole)
         pieces = zip(*(torch.split(one.view(-1), PIECE) for one in whole), strict=True) if is_flat else (tuple(whole),)
+        update = _fastest_update(parameter.device) if is_flat else _update_piece
         for weight, gradient, mean, square, *rest in pieces:
-            wide_gradient = gradient.float() if is_low else gradient
-            mean.copy_(new_mean := mean.to(wide_gradient.dtype).lerp_(wide_gradient, 1 - group["betas"][0]))
-            new_square = square.to(wide_gradient.dtype).mul_(group["betas"][1])
-            new_square.addcmul_(wide_gradient, wide_gradient, value=1 - group["betas"][1])
-            square.copy_(_round_by_chance(new_square, noise) if square.dtype == torch.bfloat16 else new_square)
-
-            wide = _join(weight, *rest) if is_low else weight
-            wide.mul_(1 - group["lr"] * group["weight_decay"])
-            root = new_square.sqrt().div_((1 - group["betas"][1] ** step) ** 0.5).add_(group["eps"])
-            wide.addcdiv_(new_mean, root, value=-group["lr"] / (1 - group["betas"][0] ** step))
-            if rest:
-                _split(wide, weight, *rest)
-            elif is_low:
-                weight.copy_(_round_by_chance(wide, noise))
+            # In this order: the chances of the means of squares, then those of the weights.
+            for_square = _chances(square, noise) if square.dtype == torch.bfloat16 else None
+            for_weight = _chances(weight, noise) if noise is not None and not rest else None
+            update(weight, gradient, mean, square, rest, for_square, for_weight, factors, found_inf)
 
     def _begin(self, parameter: Tensor, state: dict[str, Tensor]) -> None:
         is_low = parameter.dtype == torch.bfloat16
@@ -159,9 +179,9 @@ class AdamWBF16(Optimizer):
 
     def _noise(self, device: torch.device, step: int, number: int) -> torch.Generator:
         """Returns the random numbers of a parameter in a step."""
-        generator = torch.Generator(device)
-        generator.manual_seed(((self._seed * PRIME + step) * PRIME + number) % (1 << 63))
-        return generator
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device)
+        return self._generators[device].manual_seed(((self._seed * PRIME + step) * PRIME + number) % (1 << 63))
 
     def load_state_dict(self, state_dict: Group) -> None:
         """Loads a state, each tensor in its own type."""
@@ -192,6 +212,96 @@ class AdamWBF16(Optimizer):
             yield from group["params"]
 
 
+def _factors(group: Group, step: int, device: torch.device) -> Factors:
+    """Returns the numbers of a step: as numbers on a CPU, as scalars on other devices, where a kernel reads them."""
+    low, high = group["betas"]
+    numbers = (
+        1 - low,
+        high,
+        1 - high,
+        1 - group["lr"] * group["weight_decay"],
+        (1 - high**step) ** 0.5,
+        group["eps"],
+        -group["lr"] / (1 - low**step),
+    )
+    if device.type == "cpu":
+        return numbers
+    return tuple(torch.full((), value, dtype=torch.float32, device=device) for value in numbers)
+
+
+def _update_piece(
+    weight: Tensor,
+    gradient: Tensor,
+    mean: Tensor,
+    square: Tensor,
+    rest: list[Tensor],
+    for_square: Tensor | None,
+    for_weight: Tensor | None,
+    factors: Factors,
+    found_inf: Tensor | None,
+) -> None:
+    """Updates tensors of one shape, element by element.
+
+    Args:
+        weight: in bfloat16, or in a wider type, in which all is computed then.
+        gradient: of the loss.
+        mean: of gradients.
+        square: mean of squared gradients.
+        rest: lower bits of the weights, or none.
+        for_square: random numbers by which the mean of squares is rounded.
+        for_weight: random numbers by which the weights are rounded.
+        factors: what `_factors` returns.
+        found_inf: nothing is changed where it is not zero.
+    """
+    share, kept, square_share, decay, correction, eps, rate = factors
+    is_low = weight.dtype == torch.bfloat16
+    wide_gradient = gradient.float() if is_low else gradient
+    new_mean = mean.to(wide_gradient.dtype).lerp(wide_gradient, share)
+    new_square = square.to(wide_gradient.dtype) * kept + wide_gradient * square_share * wide_gradient
+    wide = (_join(weight, *rest) if is_low else weight) * decay
+    wide = wide + new_mean * rate / (new_square.sqrt() / correction + eps)
+
+    new = [wide]
+    if rest:
+        new = _split(wide)
+    elif for_weight is not None:
+        new = [_round_by_chance(wide, for_weight)]
+    if for_square is not None:
+        new_square = _round_by_chance(new_square, for_square)
+    for old, value in zip((weight, *rest, mean, square), (*new, new_mean, new_square), strict=True):
+        old.copy_(value if found_inf is None else torch.where(found_inf == 0, value.to(old.dtype), old))
+
+
+@cache
+def _fastest_update(device: torch.device) -> Update:
+    """Returns `_update_piece`, as one kernel where torch can compile it for a device; by itself it is some fifty."""
+    if not (get_kind(device).runs_triton and has_compiler(device)):
+        return _update_piece
+    update: Update = torch.compile(_update_piece, dynamic=True)
+    is_tried = False
+
+    def try_compiled(*arguments: Any) -> None:
+        nonlocal update, is_tried
+        try:
+            update(*arguments)
+        except Exception as error:  # of the compiler, before anything was changed; it may lack a C compiler
+            if is_tried or isinstance(error, torch.OutOfMemoryError):
+                raise
+            logger.warning(
+                "optim='adamw_bf16' takes longer: torch.compile cannot make one kernel of its update (%s).",
+                f"{type(error).__name__}: {error}".splitlines()[0],
+            )
+            update = _update_piece
+            update(*arguments)
+        is_tried = True
+
+    return try_compiled
+
+
+def _chances(like: Tensor, noise: torch.Generator | None) -> Tensor:
+    return torch.randint(0, WHOLE, like.shape, dtype=torch.int32, device=like.device, generator=noise)
+
+
 def _join(weight: Tensor, *rest: Tensor) -> Tensor:
     """Returns a weight in float32, with the bits that it lacks."""
     wide = weight.float()
@@ -204,23 +314,19 @@ def _join(weight: Tensor, *rest: Tensor) -> Tensor:
     return torch.where((bits ^ upper) < 0, upper, bits).view(torch.float32)
 
 
-def _split(wide: Tensor, weight: Tensor, high: Tensor, low: Tensor) -> None:
-    """Writes the upper bits of a float32, rounded to nearest, and what is missing to it; a tie is rounded up.
+def _split(wide: Tensor) -> list[Tensor]:
+    """Returns the upper bits of a float32, rounded to nearest, and what is missing to it; a tie is rounded up.
 
     The rest of an infinite or NaN weight does not make it finite.
     """
-    upper = wide.to(torch.bfloat16)
-    missing = wide.view(torch.int32) - upper.float().view(torch.int32)
+    upper = wide.to(torch.bfloat16).float().view(torch.int32)
+    missing = wide.view(torch.int32) - upper
     one_up = ((missing == HALF) & wide.isfinite()).int() * WHOLE  # a rest of 32,768 is one too much for 16 bits
-    weight.copy_((upper.float().view(torch.int32) + one_up).view(torch.float32))
-    missing = (missing - one_up).clamp_(-HALF, HALF - 1)
-    high.copy_(missing >> 8)
-    low.copy_(missing & 255)
+    missing = (missing - one_up).clamp(-HALF, HALF - 1)
+    return [(upper + one_up).view(torch.float32), missing >> 8, missing & 255]
 
 
-def _round_by_chance(wide: Tensor, noise: torch.Generator | None) -> Tensor:
+def _round_by_chance(wide: Tensor, chances: Tensor) -> Tensor:
     """Returns float32 values with only the bits of a bfloat16: cut off, and up with the probability of what was cut."""
-    bits = wide.view(torch.int32)
-    chance = torch.randint(0, WHOLE, wide.shape, dtype=torch.int32, device=wide.device, generator=noise)
-    rounded = ((bits + chance) & -WHOLE).view(torch.float32)
+    rounded = ((wide.view(torch.int32) + chances) & -WHOLE).view(torch.float32)
     return torch.where(wide.isfinite(), rounded, wide)

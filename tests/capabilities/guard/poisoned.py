@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import trainwright
+from trainwright.optim.adamw_bf16 import AdamWBF16
 
 from ...contract import doubles
 
@@ -90,6 +91,7 @@ def trained(output_dir: Path, **parts: Any) -> Any:
 def optimizer_of(model: nn.Module, name: str) -> Any:
     kinds = {
         "adamw-fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
+        "adamw-bf16": lambda p: AdamWBF16(p, lr=0.01),
         "sgd-fused": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, fused=True),
         "adagrad-fused": lambda p: torch.optim.Adagrad(p, lr=0.01, fused=True),
         "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.9),

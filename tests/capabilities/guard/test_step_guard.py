@@ -78,7 +78,7 @@ def test_a_skipped_step_leaves_everything_as_before_it(kind: str, micro_batches:
     ("bad_step", "schedule"), [(1, "cosine"), (3, "warmup_stable_decay"), (8, "polynomial")], ids=str
 )
 @pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("optimizer", ["adamw-fused", "sgd-fused", "adagrad-fused"])
+@pytest.mark.parametrize("optimizer", ["adamw-fused", "sgd-fused", "adagrad-fused", "adamw-bf16"])
 def test_both_kinds_of_guard_skip_alike(
     optimizer: str, where: str, schedule: str, bad_step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,11 +14,11 @@ A step is a spike if its loss or norm is far above the previous values (`history
 guarded this way there: a skipped step calls neither the optimizer nor the schedule. On a GPU, it waits for the backward
 pass once per step.
 
-`DeviceGuard` does not wait: torch's fused optimizers take a device scalar `found_inf` and leave weights, states and
-step counts unchanged if it is 1. The host learns of a skipped step later: the flag is copied asynchronously, and read
-before the next update, when the device has long passed it, or before a log, an evaluation or a save. Until then the
-schedule is one step ahead, so `settle` undoes its step. Example: a linear schedule from 1.0 to 0 over 10 steps, step 3
-bad:
+`DeviceGuard` does not wait: torch's fused optimizers, and `adamw_bf16`, take a device scalar `found_inf` and leave
+weights, states and step counts unchanged if it is 1. The host learns of a skipped step later: the flag is copied
+asynchronously, and read before the next update, when the device has long passed it, or before a log, an evaluation or a
+save. Until then the schedule is one step ahead, so `settle` undoes its step. Example: a linear schedule from 1.0 to 0
+over 10 steps, step 3 bad:
 
     step  rate used  found_inf  schedule after the step  settle() before the next update  the same, without step 3
     1     1.0        0          0.9                      keeps 0.9                        1.0
@@ -443,7 +443,7 @@ class DeviceGuard(Extension):
         self._flag.send(self._found_inf)
         if not is_made:
             optimizer.found_inf = self._found_inf
-        undo = nothing if is_made else schedule_memory(facts.scheduler)
+        undo = nothing if is_made else _undo_step(facts)
         self._waiting = progress.state.global_step + 1, progress.window.current, undo
         return Decision.APPLY
 
@@ -488,7 +488,7 @@ class DeviceGuard(Extension):
         self._waiting = None
 
     def _release(self) -> None:
-        if hasattr(self._optimizer, "found_inf"):
+        if "found_inf" in vars(self._optimizer):
             del self._optimizer.found_inf
 
 
@@ -584,11 +584,28 @@ def skips_on_device(optimizer: Optimizer, device: torch.device) -> bool:
 
 
 def takes_found_inf(optimizer: Optimizer) -> bool:
-    """Returns True for a fused optimizer of torch, which reads `found_inf`, with rates that are plain numbers."""
+    """Returns True for an optimizer that reads `found_inf`, with rates that are plain numbers.
+
+    These are torch's fused ones, and those with `take_back`, which uncounts a step that was left out.
+    """
     is_torch = type(optimizer).__module__.startswith("torch.optim")
-    return is_torch and all(
-        group.get("fused") and not isinstance(group["lr"], torch.Tensor) for group in optimizer.param_groups
+    return all(
+        (hasattr(optimizer, "take_back") or (is_torch and group.get("fused")))
+        and not isinstance(group["lr"], torch.Tensor)
+        for group in optimizer.param_groups
     )
+
+
+def _undo_step(facts: StepFacts) -> Callable[[], None]:
+    """Returns a function that undoes what the next step counts, if the device leaves its update out."""
+    undo_schedule = schedule_memory(facts.scheduler)
+    take_back = getattr(facts.optimizer, "take_back", nothing)
+
+    def undo() -> None:
+        undo_schedule()
+        take_back()
+
+    return undo
 
 
 def nothing() -> None:
