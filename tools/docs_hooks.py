@@ -128,7 +128,7 @@ def tasks() -> str:
         shown = template(name).rstrip().partition("\n")[2]  # without the line for editors
         file = f"```yaml\n{shown}\n```"
         parts.append(
-            f"## {name}\n\n{about}\n\n```\ntrainwright init {name}\ntrainwright train config.yaml\n```\n\n{file}"
+            f"### {name}\n\n{about}\n\n```\ntrainwright init {name}\ntrainwright train config.yaml\n```\n\n{file}"
         )
     return "\n\n".join(parts)
 
