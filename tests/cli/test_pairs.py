@@ -537,3 +537,18 @@ def test_pairs_that_are_too_long_are_shown(
     assert result.exit_code == 2
     said = "data.max_length: all 32 pairs of train are longer than the 2 tokens of data.max_length."
     assert said in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("task", ["preference", "reward"])
+def test_answers_with_the_same_tokens_are_named_or_refused(
+    task: str, place: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The tokenizer knows none of their words; without a space before it, an answer is one word with its prompt."""
+    unknown = [{"prompt": "say red", "chosen": " xyzzy", "rejected": " plugh"}] * 2
+    text = RECIPE.replace("preference", task)
+    done("train", str(write(tmp_path, place, text, [*ROWS, *unknown])), "--max_steps", "1")
+    (said,) = [one for one in caplog.messages if "the same tokens" in one]
+    assert "both answers have the same tokens in 2 pairs of train, which teach nothing: pairs.jsonl:33" in said
+    result = call("train", str(write(tmp_path, place, text, unknown)), "--output_dir", "other")
+    assert result.exit_code == 2
+    assert "both answers have the same tokens in 2 pairs of train" in " ".join(result.output.split())

@@ -218,6 +218,7 @@ def name_pairs(material: TaskSource, part: str, dataset: Any, *, length: int) ->
         asked = material.recipe.data.max_length
         limit = f"{length} tokens" if asked is None else f"the {length} tokens of data.max_length"
         material.wrong(f"all {counted(len(rows), 'pair')} of {part} are longer than {limit}.", "data", "max_length")
+    _look_at_tokens(material, part, rows, dataset)
     named = dataset.remove_columns(ROW_COLUMN)
     named.origin = make_origin(material, rows, places)
     left_out = len(rows) - len(places)
@@ -229,11 +230,44 @@ def name_pairs(material: TaskSource, part: str, dataset: Any, *, length: int) ->
             check="cut_texts",
             entry="data.max_length",
         )
-        material.found.append(finding)
-        if not material.is_check:
-            # The other findings are shown before the trainer is made.
-            logger.warning(described(finding))
+        _add_late(material, finding)
     return named
+
+
+def _look_at_tokens(material: TaskSource, part: str, rows: Rows, dataset: Any) -> None:
+    """Adds and shows a finding with pairs whose answers differ as texts and not as tokens; RecipeError if all do."""
+    if not {"chosen_ids", "rejected_ids"} <= set(dataset.column_names):
+        return
+    places = [
+        place
+        for place, chosen, rejected in zip(
+            *(dataset[name][:] for name in (ROW_COLUMN, "chosen_ids", "rejected_ids")), strict=True
+        )
+        if chosen == rejected
+    ]
+    one, other = (_cells(rows, material.recipe.column(role)) for role in ("chosen", "rejected"))
+    places = [place for place in places if one[place] != other[place]]
+    if not places:
+        return
+    table = material.table(part, rows)
+    said = f"have the same tokens in {counted(len(places), 'pair')} of {table.part}, which teach nothing"
+    cure = "The tokenizer does not tell the words apart; text pairs begin with a space if the prompt ends without one."
+    if len(places) == len(dataset):
+        material.wrong(f"both answers {said}. {cure}", "data", "columns")
+    rows_of = table.listed(places)
+    _add_late(
+        material,
+        Finding(
+            "warning", f"both answers {said}: {rows_of}.", cure, check="pairs", rows=table.names(places), entry="data"
+        ),
+    )
+
+
+def _add_late(material: TaskSource, finding: Finding) -> None:
+    """Adds a finding; a training shows it at once, since the others are shown before the trainer is made."""
+    material.found.append(finding)
+    if not material.is_check:
+        logger.warning(described(finding))
 
 
 def roles_to_predict(recipe: Recipe, first: Row) -> tuple[str, ...]:
