@@ -294,5 +294,7 @@ def test_an_adapter_is_trained_on_weights_of_four_bits(tmp_path: Path) -> None:
     done("export", "run", "base")
     (tmp_path / "tuned.yaml").write_text(TUNED.replace("{path: base}", "{path: base, quantization: 4bit}"))
     done("train", "tuned.yaml")
-    done("export", "tuned", "merged", "--merge")
+    said = done("export", "tuned", "merged", "--merge", "--prove", "--accept-differences")
+    assert "weights in float32, trained in 4bit and float32" in said
+    assert "config.json: the base was trained on in 4bit" in said  # its rows differ by more than float32 does
     assert isinstance(answer(tmp_path / "merged", "say red"), str)

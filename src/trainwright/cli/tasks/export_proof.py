@@ -132,6 +132,10 @@ class ExportProof:
     differences: tuple[ExportFault, ...]
     is_accepted: bool = False
 
+    @property
+    def _has_few_bits(self) -> bool:
+        return " and " in self.trained_dtype
+
     def refusal(self, folder: Path) -> str:
         """Returns why a directory was not written, for a comparison that does not hold."""
         others = len(self.differences) - 1
@@ -148,7 +152,8 @@ class ExportProof:
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """Yields the lines for the console: topic and text."""
-        yield "proof", f"{counted(self.rows, 'row')} of {self.rows_from}, weights in {self.dtype}"
+        trained = f", trained in {self.trained_dtype}" if self._has_few_bits else ""
+        yield "proof", f"{counted(self.rows, 'row')} of {self.rows_from}, weights in {self.dtype}{trained}"
         whole = "the largest one" if self.relative_to == "largest" else "their spread"
         apart = f"{self.largest_difference:.2g}, or {self.relative_difference:.2g} of {whole}"
         yield "logits", f"largest difference {apart} (limit {self.limit:.2g})"
@@ -163,11 +168,12 @@ class ExportProof:
     def section(self) -> str:
         """Returns a section of a model card, in Markdown."""
         verdict = "It is the trained model" if self.holds else "It differs from the trained model, which was accepted"
+        trained = f", trained in {self.trained_dtype}" if self._has_few_bits else ""
         lines = [
             f"{verdict}: the exported files were loaded again and compared with the checkpoint.",
             "",
             f"- rows: {self.rows} of {self.rows_from}",
-            f"- weights: {self.dtype}, {self.tensors} tensors compared",
+            f"- weights: {self.dtype}{trained}, {self.tensors} tensors compared",
             f"- largest difference of logits: {self.largest_difference:.3g}, {self.relative_difference:.3g} of "
             f"{'the largest logit' if self.relative_to == 'largest' else 'their spread'} (limit {self.limit:.2g})",
         ]
@@ -315,6 +321,9 @@ class _Proof:
             self._found += _moved_metrics(first.metrics, second.metrics, limit=limit, rows=len(rows), spread=spread)
         self._found += self._check_base(first.metrics.get("loss", math.nan), dtypes[0])
         self._compare_files(words, *settings, dtypes=dtypes, tokenizer=first.parts.processing_class)
+        if self._bits is not None and self._found:
+            said = f"the base was trained on in {self._bits}, and the export has it in full precision"
+            self._found.insert(0, ExportFault(CONFIG_NAME, said))
         return ExportProof(
             holds=not self._found,
             rows=len(rows),
@@ -407,9 +416,6 @@ class _Proof:
 
     def _check_settings(self, recipe: Recipe | None) -> None:
         """Compares the adapter's settings with those of the recipe; peft takes the scale of an adapter from there."""
-        if self._bits is not None:
-            said = f"the base was trained on in {self._bits}, and the export has it in full precision"
-            self._found.append(ExportFault(CONFIG_NAME, said))
         if recipe is None or recipe.lora is None or not has_adapter(self._source):
             return
         places = {self._source: "", self._folder: "the export's "}
