@@ -673,7 +673,7 @@ class Measurement:
             batch_size=len(groups[0]),
             micro_batches=self._micro_batches,
             cost=self._cost,
-            packs=is_causal_lm(self._trainer.model) and args.world_size == 1,
+            can_join_samples=is_causal_lm(self._trainer.model) and args.world_size == 1,
         )
         found = [replace(other, ratio=other.ratio / self._split_ratio) for other in others]
         why = "a step would have other samples, so it is left to you"
