@@ -135,6 +135,19 @@ def has_capability(name: str) -> bool:
     return any(one.name == name for one in TABLE)
 
 
+def check_capability(name: str, *, needed_by: str) -> None:
+    """Checks that a capability which something needs is in this copy of the package.
+
+    Raises:
+        NotImplementedError: it is not.
+    """
+    if not has_capability(name):
+        raise NotImplementedError(
+            f"{needed_by} needs the capability {name!r}, which is not in this copy of the package: restore its folder "
+            "in capabilities/ and its row in capability_table.py."
+        )
+
+
 def find_method(name: str) -> Callable[..., Any]:
     """Returns what the method `name` of a trainer calls, which belongs to a capability.
 
