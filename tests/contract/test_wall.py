@@ -118,7 +118,7 @@ def find_asked(tree: ast.AST, owned: set[str]) -> set[str]:
             owner = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", "")
             found |= {node.attr} if owner == "args" else set()
         elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("get_value", "value_if_known"):
-            found |= {one.value for one in node.args if isinstance(one, ast.Constant)}
+            found |= {str(one.value) for one in node.args if isinstance(one, ast.Constant)}
     return found & owned
 
 
