@@ -69,6 +69,8 @@ class CapabilityRow:
         commands: its commands. They are here and not in its `Capability`, since the program imports nothing heavy.
         batcher: module and function that returns the `Batcher` of a plan (`data/batcher.py`), or None for another plan.
         batch_plan: module and function that returns how arguments form batches (`Batching`), or None.
+        batch_suggestion: module and function that returns a `BatchSuggestion` (`data/batcher.py`) for padded batches,
+            or None.
         batches_by: the argument that asks for this batcher.
         data_handler: module and object of its `DataHandler` (`data/sources.py`), for training data of its own form.
         journal: module and object of its `JournalPart` (`journal/forms.py`): its entries, and what a report shows.
@@ -90,6 +92,7 @@ class CapabilityRow:
     commands: tuple[CommandEntry, ...] = ()
     batcher: str = ""
     batch_plan: str = ""
+    batch_suggestion: str = ""
     batches_by: str = ""
     data_handler: str = ""
     journal: str = ""
@@ -130,6 +133,19 @@ def find_row(name: str) -> CapabilityRow:
 def has_capability(name: str) -> bool:
     """Returns whether a capability is in this copy of the package."""
     return any(one.name == name for one in TABLE)
+
+
+def check_capability(name: str, *, needed_by: str) -> None:
+    """Checks that a capability which something needs is in this copy of the package.
+
+    Raises:
+        NotImplementedError: it is not.
+    """
+    if not has_capability(name):
+        raise NotImplementedError(
+            f"{needed_by} needs the capability {name!r}, which is not in this copy of the package: restore its folder "
+            "in capabilities/ and its row in capability_table.py."
+        )
 
 
 def find_method(name: str) -> Callable[..., Any]:
@@ -181,6 +197,7 @@ def row(
         rules=f"{folder}.rules" if rules else "",
         batcher=f"{folder}.batcher:find_batcher" if batches_by else "",
         batch_plan=f"{folder}.plan:plan_batches" if batches_by else "",
+        batch_suggestion=f"{folder}.batcher:suggest_batches" if batches_by else "",
         batches_by=batches_by,
         data_handler=f"{folder}.data_handler:HANDLER" if handles_data else "",
         journal=f"{folder}.journal:JOURNAL" if has_journal else "",

@@ -790,7 +790,7 @@ def test_library_may_use_name_of_one_of_our_fields_for_something_else():
         pad_to_multiple_of: int | None = None
 
     for args in (Theirs(), Theirs(packing=True, pad_to_multiple_of=8)):
-        assert resolve.sampling(args, batch_size=4, seed=0, num_processes=1, length_of=None).row_length is None
+        assert resolve.sampling(args, batch_size=4, seed=0, num_processes=1, length_of=None).batching is None
         assert batching_fields(args) == []
         assert "rows of" not in str(args)
     with pytest.raises(ArgumentError, match="packing=True"):

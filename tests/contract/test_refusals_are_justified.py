@@ -82,6 +82,7 @@ OURS = (
 # What people do not reach with a configuration, a data set, a model or a callback: wrong calls of Python, protocols.
 INTERNAL = (
     "config.setting",
+    "capability_table.check_capability",
     "capability_table.find_method",  # a copy of the package that lacks a capability
     "config.rules.stages.rule",
     "config.parser.string_to_bool",

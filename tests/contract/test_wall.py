@@ -5,6 +5,7 @@ That is what the core is. Somebody who wants to know how a run goes reads the re
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -14,9 +15,11 @@ from pathlib import Path
 import pytest
 
 import trainwright
+from trainwright.capability_table import CAPABILITIES, TABLE, load
 
 from .._support.subprocesses import ROOT, run_python
 from ..sources.imports import PACKAGE, Import, read
+from ..sources.parsed import parse_file
 from ..sources.test_imports_go_down import part_of
 
 SOURCE = Path(trainwright.__file__).parent
@@ -97,3 +100,36 @@ def test_data_names_no_option() -> None:
         for path in folder.rglob("*.py")
     }
     assert {name: number for name, number in counts.items() if number} == NAMED_IN
+
+
+# Modules outside of the capabilities -> the arguments of one that they ask for by name, and why.
+ASKED = {
+    "cli/tasks/models.py": {"branch_from": "a branch continues a run, as a resume does"},
+    "config/resolve.py": {"on_nonfinite": "a checkpoint refuses weights that are not finite, as a step does"},
+    "preflight/compare_values.py": {"record_values": "two trainers are compared by what this records"},
+}
+
+
+def find_asked(tree: ast.AST, owned: set[str]) -> set[str]:
+    """Returns the arguments among `owned` that code reads: `args.name`, `get_value(args, "name")`."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            owner = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", "")
+            found |= {node.attr} if owner == "args" else set()
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("get_value", "value_if_known"):
+            found |= {str(one.value) for one in node.args if isinstance(one, ast.Constant)}
+    return found & owned
+
+
+@pytest.mark.lint
+def test_an_argument_of_a_capability_is_asked_for_inside_of_it() -> None:
+    rows = [row for row in TABLE if row.fields.startswith(CAPABILITIES)]
+    owned = {name for row in rows for name in load(row.fields).settings}
+    found = {}
+    for path in SOURCE.rglob("*.py"):
+        name = path.relative_to(SOURCE).as_posix()
+        asked = set() if name.startswith("capabilities/") else find_asked(parse_file(path), owned)
+        if asked:
+            found[name] = asked
+    assert found == {name: {*reasons} for name, reasons in ASKED.items()}

@@ -16,6 +16,8 @@ from torch.utils.data import IterableDataset
 from transformers import DataCollatorForTokenClassification
 
 from trainwright import TrainerCallback
+from trainwright.capabilities.packing.plan import RowPlan
+from trainwright.capabilities.token_budget.plan import BudgetPlan
 from trainwright.config.plans import SamplingPlan
 from trainwright.data.sample_filter import EVERY_SAMPLE
 from trainwright.data.streaming.kept_items import KeptItems
@@ -52,7 +54,10 @@ def plan(**how: Any) -> SamplingPlan:
     return SamplingPlan(strategy="random", batch_size=4, micro_batches=1, num_processes=1, seed=0, **how)
 
 
-PLANS = {"packing": plan(row_length=64), "budget": plan(max_tokens=256)}
+PLANS = {
+    "packing": plan(batching=RowPlan(text="rows", row_length=64)),
+    "budget": plan(batching=BudgetPlan(text="budget", max_tokens=256)),
+}
 
 
 @pytest.mark.parametrize("kind", PLANS)

@@ -10,8 +10,10 @@ import datasets
 import torch
 from torch.utils.data import IterableDataset, RandomSampler, get_worker_info
 
+from trainwright.capabilities.packing.plan import RowPlan
+from trainwright.capabilities.token_budget.plan import BudgetPlan
 from trainwright.checkpoint import rng
-from trainwright.config.plans import LoaderPlan, SamplingPlan
+from trainwright.config.plans import Batching, LoaderPlan, SamplingPlan
 from trainwright.data.dataloader import build_dataloader
 from trainwright.data.loader import Loader
 from trainwright.data.streaming.lookahead_buffer import BatchFormer
@@ -81,14 +83,14 @@ def hf_stream_shuffled() -> Any:
     return hf_stream().shuffle(seed=5, buffer_size=7)
 
 
-def former(**how: Any) -> BatchFormer:
+def former(batching: Batching) -> BatchFormer:
     """With look-aheads so short that an epoch has several, and blocks that none of them is a multiple of."""
-    plan = SamplingPlan(strategy="random", batch_size=1, micro_batches=1, num_processes=1, seed=0, **how)
+    plan = SamplingPlan(strategy="random", batch_size=1, micro_batches=1, num_processes=1, seed=0, batching=batching)
     return BatchFormer(plan, size=8, min_batches=3, block=3)
 
 
-BUDGET = former(max_tokens=22)
-ROWS = former(row_length=16)
+BUDGET = former(BudgetPlan(text="budget", max_tokens=22))
+ROWS = former(RowPlan(text="rows", row_length=16))
 KINDS = [
     Kind("list", items),
     Kind("columns", columns),

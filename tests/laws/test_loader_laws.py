@@ -69,7 +69,7 @@ def trained(loader: Loader, epoch: int, num: int) -> tuple[list[Any], Cursor, Lo
     for _ in range(num):
         loader.begin_window()
         done.append(next(batches))
-    states = loader._random_state()
+    states = loader._states.copy()
     return done, loader.cursor(epoch, num, batches_per_epoch=1000), loader.state(), states
 
 
@@ -77,7 +77,7 @@ def resumed(loader: Loader, cursor: Cursor, randomness: LoaderState, states: dic
     torch.manual_seed(99)  # nothing may hang on the states of a new process
     random.seed(99)
     epoch, batches = loader.resume(Cursor.from_dict(cursor.to_dict()), randomness)
-    return loader.epoch(epoch, skip_batches=batches, after_first=lambda: loader._set_random_state(states))
+    return loader.epoch(epoch, skip_batches=batches, after_first=lambda: loader._states.restore(states))
 
 
 def same(one: Iterable[Any], other: Iterable[Any]) -> bool:
@@ -121,7 +121,7 @@ def test_resumed_twice(kind: Kind, workers: int) -> None:
     for _ in range(2):
         second.begin_window()
         next(batches)
-    states = second._random_state()
+    states = second._states.copy()
     third = kind.loader(workers=workers)
     rest = resumed(third, second.cursor(1, 5, batches_per_epoch=1000), second.state(), states)
     assert same(rest, whole[5:])

@@ -18,7 +18,8 @@ import pytest
 
 from trainwright.capabilities.branch.origins import bring_along
 from trainwright.capabilities.incidents import bundle
-from trainwright.capabilities.mirror.mirror import Mirror, outbox_path
+from trainwright.capabilities.mirror.mirror import Mirror
+from trainwright.capabilities.mirror.outbox import outbox_path
 from trainwright.capabilities.mirror.parts import PartsOrder
 from trainwright.capabilities.mirror.plan import MirrorPlan
 from trainwright.capabilities.mirror.remote import RemoteStore
@@ -118,7 +119,7 @@ PARTS = {
     "the mirror begins": Part(MIRROR, "", lambda run: mirror_of(run).begin([], continues=True)),
     "the mirror begins afresh": Part(MIRROR, "", lambda run: mirror_of(run).begin([], continues=False)),
     "the mirror stages": Part(MIRROR, "", lambda run: mirror_of(run).committed(checkpoint_at(run / "checkpoint-3"))),
-    "the mirror tidies": Part(MIRROR, "", lambda run: mirror_of(run)._tidy()),
+    "the mirror tidies": Part(MIRROR, "", lambda run: mirror_of(run).outbox.take_newest(set())),
     "the mirror places an order": Part(
         MIRROR, "", lambda run: PartsOrder(run / MIRROR, Manifest(step=3, run_id="run"), "token", 1).open()
     ),

@@ -21,6 +21,8 @@ from trainwright import TrainerCallback
 from trainwright.capabilities.mixture.dataset import MixtureDataset
 from trainwright.capabilities.mixture.order import mixture_order
 from trainwright.capabilities.mixture.plan import MixturePlan
+from trainwright.capabilities.packing.plan import RowPlan
+from trainwright.capabilities.token_budget.plan import BudgetPlan
 from trainwright.config.plans import SamplingPlan
 from trainwright.data.batches import EpochBatches
 from trainwright.data.order import FeistelOrder, Order, ShuffledOrder
@@ -113,8 +115,8 @@ def test_shares_of_a_mixture_hold_in_each_step_of_all_ranks(num: int) -> None:
 
 
 FORMED: dict[str, dict[str, Any]] = {
-    "token budget": {"max_tokens": 64, "strategy": "random"},
-    "packing": {"row_length": 32, "strategy": "random"},
+    "token budget": {"batching": BudgetPlan(text="budget", max_tokens=64), "strategy": "random"},
+    "packing": {"batching": RowPlan(text="rows", row_length=32), "strategy": "random"},
     "batch_rebalance": {"strategy": "batch_rebalance"},
 }
 

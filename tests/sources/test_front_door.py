@@ -60,7 +60,7 @@ TABLE = (
     ),
     Entry(
         ("._saved_self", "._saved_target"),
-        ("capabilities/ledger/sample_losses.py",),
+        ("capabilities/ledger/formulas.py",),
         "What a cross-entropy keeps for its backward pass: the losses of single labels without a second computation. "
         "torch's notes on autograd name the prefix _saved for it.",
         "torch 2.13.0",

@@ -82,12 +82,10 @@ class LoaderPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batching:
-    """How batches are formed, where not a number of samples decides; `SamplingPlan` has the same fields."""
+    """How batches are formed, where not a number of samples decides. A capability adds the settings of its own way."""
 
     text: str  # a batch in words
-    max_tokens: int | None = None
-    row_length: int | None = None
-    splits_long: bool = False
+    joins_samples: bool = False  # a row of a batch has several samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,18 +93,16 @@ class SamplingPlan:
     """Order of samples, and which samples form a batch."""
 
     strategy: str  # "random", "sequential", "group_by_length" or "batch_rebalance"
-    batch_size: int  # samples per batch on a process, or rows if they are packed
+    batch_size: int  # samples per batch on a process, or rows that `batching` joins them into
     micro_batches: int  # per optimizer step and process
     num_processes: int
     seed: int  # base of the orders that are a function of seed and epoch
     length_of: str = "input_ids"  # entry of a sample that gives its length
     length_column: str | None = None  # column that has the lengths, if the dataset has it
-    max_tokens: int | None = None  # budget of a batch in tokens; None: batches have a fixed number of samples
     pad_to: int | None = None  # batches are padded to a multiple of this many tokens
-    row_length: int | None = None  # tokens of a packed row; None: samples are not packed
-    splits_long: bool = False  # a sample longer than a row is split over rows
     drop_last: bool = False  # drop an incomplete last batch or window
     show_progress: bool = False  # reading lengths shows its progress when it takes long
+    batching: Batching | None = None  # None: batches have a fixed number of samples
     order: object | None = None  # the order of samples that a capability has planned; None: that of `strategy`
 
 

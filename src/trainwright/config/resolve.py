@@ -246,11 +246,16 @@ def plan_batches(args: Arguments) -> plans.Batching | None:
     return next((one for one in planned if one is not None), None)
 
 
+def joins_samples(args: Arguments) -> bool:
+    """Returns whether a row of a batch has several samples."""
+    batching = plan_batches(args)
+    return batching is not None and batching.joins_samples
+
+
 def sampling(
     args: Arguments, *, batch_size: int, seed: int, num_processes: int, length_of: str | None
 ) -> plans.SamplingPlan:
     """Returns how rows are put in order and shared out; `length_of` names the column of lengths."""
-    batching = plan_batches(args) or plans.Batching(text="")
     return plans.SamplingPlan(
         strategy=word(args.train_sampling_strategy),
         batch_size=batch_size,
@@ -259,12 +264,10 @@ def sampling(
         seed=seed,
         length_of=length_of or "input_ids",
         length_column=args.length_column_name,
-        max_tokens=batching.max_tokens,
         pad_to=get_value(args, "pad_to_multiple_of"),
-        row_length=batching.row_length,
-        splits_long=batching.splits_long,
         drop_last=args.dataloader_drop_last,
         show_progress=not args.disable_tqdm,
+        batching=plan_batches(args),
     )
 
 

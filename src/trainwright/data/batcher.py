@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
-from trainwright._types import Model
+from trainwright._types import JSONObject, Model
 from trainwright.capability_table import TABLE, load
-from trainwright.config.plans import SamplingPlan
+from trainwright.config.plans import Batching, SamplingPlan
 from trainwright.data.length_sampler import BatchOrder, Lengths
+
+TOKEN_STEP = 64  # suggested numbers of tokens are multiples of this
 
 
 class Batcher(ABC):
@@ -60,3 +64,52 @@ def find_batcher(plan: SamplingPlan) -> Batcher | None:
         if found is not None:
             return found
     return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaddedBatches:
+    """Batches of a fixed number of samples, in place of which a batcher may suggest its own.
+
+    Attributes:
+        batch_size: samples of a batch.
+        longest_tokens: tokens of the longest sample.
+        mean_tokens: mean of all samples.
+        can_join_samples: the model may take several samples in a row.
+    """
+
+    batch_size: int
+    longest_tokens: int
+    mean_tokens: float
+    can_join_samples: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSuggestion:
+    """Settings with which a batcher forms batches of about as many tokens.
+
+    Attributes:
+        name: of this way to form batches, for a table.
+        settings: the arguments that ask for it.
+        batching: what they plan.
+        batch_size: samples of a batch, or rows.
+        note: other changes to make.
+    """
+
+    name: str
+    settings: JSONObject
+    batching: Batching
+    batch_size: int = 1
+    note: str = ""
+
+
+def suggest_batches(padded: PaddedBatches) -> Iterator[BatchSuggestion]:
+    """Yields what each batcher of the table suggests."""
+    for row in TABLE:
+        found: BatchSuggestion | None = load(row.batch_suggestion)(padded) if row.batch_suggestion else None
+        if found is not None:
+            yield found
+
+
+def round_tokens(tokens: float) -> int:
+    """Returns the next multiple of a step."""
+    return -(-ceil(tokens) // TOKEN_STEP) * TOKEN_STEP

@@ -49,6 +49,76 @@ _END: Any = object()
 RandomStates = Any  # states of python, numpy and torch, as copied by `checkpoint.rng`
 
 
+class FetchStates:
+    """Random states around the fetches of an epoch: those that a checkpoint stores, and those to go back to.
+
+    Args:
+        copy: returns a copy of the random states of this process (python, numpy, torch).
+        restore: sets them.
+        keeps: fetching may draw in this process, so states from before a fetch are kept.
+        rewinds: a signal returns to the beginning of a window.
+
+    Attributes:
+        now: the current states; None if something may have drawn since the last copy.
+        epoch_start: those at the start of the epoch.
+        before_ahead: those from before fetching the batch ahead.
+        before_given: those from before fetching the last batch returned.
+        before_opening: those from before the window opened an epoch.
+        window_start: `now`, `before_ahead` and `before_given` at the start of the window.
+    """
+
+    def __init__(
+        self,
+        copy: Callable[[], RandomStates],
+        restore: Callable[[RandomStates], None],
+        *,
+        keeps: bool,
+        rewinds: bool,
+    ) -> None:
+        self.copy = copy
+        self.restore = restore
+        self.keeps = keeps
+        self.rewinds = rewinds
+        self.now: RandomStates | None = None
+        self.epoch_start: RandomStates | None = None
+        self.before_ahead: RandomStates | None = None
+        self.before_given: RandomStates | None = None
+        self.before_opening: RandomStates | None = None
+        self.window_start: tuple[RandomStates, RandomStates | None, RandomStates | None] | None = None
+
+    def read(self) -> RandomStates:
+        """Returns the current random states, copied unless nothing can have drawn since the last copy."""
+        if self.now is None:
+            self.now = self.copy()
+        return self.now
+
+    def rewind(self) -> None:
+        """Restores the states from the start of the window."""
+        if self.window_start is not None:
+            states, self.before_ahead, self.before_given = self.window_start
+        elif self.before_opening is not None:
+            states = self.before_opening
+        else:
+            return
+        self.restore(states)
+        self.now = None
+
+
+class GivenBatches:
+    """Batches returned since the start of the window.
+
+    Attributes:
+        batches: the batches.
+        ids: ids of the samples of each.
+        keeps_pace: every window of this epoch used exactly its own batches.
+    """
+
+    def __init__(self) -> None:
+        self.batches: list[Batch] = []
+        self.ids: list[SampleIds] = []
+        self.keeps_pace = True
+
+
 class Loader:
     """Yields the batches of each epoch of a dataloader: ours, or the user's own."""
 
@@ -64,15 +134,14 @@ class Loader:
         dispatched: RankShare | None = None,
     ) -> None:
         self.dataloader = dataloader  # anything that can be iterated once per epoch
-        self._random_state = random_state  # returns the process's random states (python, numpy, torch)
-        self._set_random_state = set_random_state
         self._copies = copies  # copies batches to the device ahead of use; None: they are moved when used
         # Micro-batches of a window; nothing draws between their fetches. The last window of an epoch may have fewer.
         # None if unknown: then a checkpoint may follow any fetch, and random numbers may be drawn before it.
         self._window = window
         self._left = window or 1  # batches remaining until a checkpoint may be written
-        self._rewinds = rewinds  # a signal returns to the beginning of a window
-        self._keeps_states = may_draw_in_this_process(dataloader)
+        self._states = FetchStates(
+            random_state, set_random_state, keeps=may_draw_in_this_process(dataloader), rewinds=rewinds
+        )
         self._seeds_here = seeds_this_process(dataloader)
         # Position of training in it; `dispatched` is this process's part if the main process reads for all.
         self.position = make_position(dataloader, dispatched=dispatched)
@@ -81,17 +150,8 @@ class Loader:
         dataset = getattr(dataloader, "dataset", None)
         self._is_stream = isinstance(dataset, IterableDataset) or not isinstance(dataloader, DataLoader)
         self._resumed = LoaderState()
-        self._epoch_start: RandomStates | None = None
-        self._before_ahead: RandomStates | None = None
-        self._before_given: RandomStates | None = None  # the same from before fetching the last batch returned
-        self._before_opening: RandomStates | None = None  # from before the window opened an epoch
-        self._window_start: tuple[RandomStates, RandomStates | None, RandomStates | None] | None = None
-        self._now: RandomStates | None = None  # current states; None if something may have drawn since the last copy
         self._watched = watched(dataloader)
-        # Batches returned since `begin_window`, and the ids of their samples.
-        self._given: list[Batch] = []
-        self._given_ids: list[SampleIds] = []
-        self._keeps_pace = True  # every window of this epoch used exactly its own batches
+        self._given = GivenBatches()
 
     def read_ids(self, batches: Sequence[Batch]) -> list[SampleIds]:
         """Returns the ids of the samples in a window's batches, in the order of their rows.
@@ -102,11 +162,11 @@ class Loader:
         unknown.
         """
         given = self._given
-        is_as_many = len(batches) == len(given)
-        if is_as_many and (self._keeps_pace or all(map(operator.is_, batches, given))):
-            return self._given_ids
-        self._keeps_pace = False
-        pairs = list(zip(given, self._given_ids, strict=True))
+        is_as_many = len(batches) == len(given.batches)
+        if is_as_many and (given.keeps_pace or all(map(operator.is_, batches, given.batches))):
+            return given.ids
+        given.keeps_pace = False
+        pairs = list(zip(given.batches, given.ids, strict=True))
         found = [ids for batch in batches for one, ids in pairs if one is batch]
         return found if len(found) == len(batches) else []
 
@@ -141,37 +201,36 @@ class Loader:
     def _read_ahead(self, epoch: int, skip_batches: int, after_first: Callable[[], None] | None) -> Iterator[Batch]:
         """Yields the batches of an epoch, each once the next one is fetched."""
         position = self.position
+        states = self._states
         batches = self._open(epoch, skip_batches, resumes=after_first is not None)
         fetch: Any = self._fetch_as_it_was if self._seeds_here else next
         with self._reading(epoch):
-            self._now = None
+            states.now = None
             with started_in_epoch(self.dataloader, epoch):  # persistent workers are started here
                 ahead = fetch(batches, _END)
             if after_first is not None:
                 after_first()
-                self._now = None
+                states.now = None
             position.begin()
             length = len(self.dataloader) if has_length(self.dataloader) else None
             number = skip_batches
             while ahead is not _END:
                 batch = ahead
                 self._left -= 1
-                if self._keeps_states and self._left <= 0:  # a checkpoint follows the last batch of a window
-                    if self._now is None:
-                        self._now = self._random_state()
-                    self._before_ahead = self._now
+                if states.keeps and self._left <= 0:  # a checkpoint follows the last batch of a window
+                    states.before_ahead = states.read()
                 if not self._seeds_here:  # draws made for the batch are kept
-                    self._now = None
+                    states.now = None
                 ahead = fetch(batches, _END)
                 number += 1
                 if is_last := ahead is _END:
                     self._watched.end_of_dataloader = True
                     self.has_ended_early = self._is_stream and length is not None and number < length
-                self._given_ids.append(position.advance(is_last=is_last))
+                self._given.ids.append(position.advance(is_last=is_last))
                 if self._left <= 0:  # training follows
-                    self._now = None
+                    states.now = None
                 given = batch if self._copies is None else self._copies.receive(batch)
-                self._given.append(given)
+                self._given.batches.append(given)
                 yield given
 
     def _read_in_turn(self, epoch: int, skip_batches: int, after_first: Callable[[], None] | None) -> Iterator[Batch]:
@@ -179,16 +238,17 @@ class Loader:
         position = self.position
         batches = self._open(epoch, skip_batches, resumes=after_first is not None)
         length = len(self.dataloader) if has_length(self.dataloader) else None
-        keeps_states = self._keeps_states and position.may_fetch_ahead
+        states = self._states
+        keeps_states = states.keeps and position.may_fetch_ahead
         with self._reading(epoch):
             if after_first is not None:
                 after_first()
-            self._now = None
+            states.now = None
             for number in itertools.count(skip_batches + 1):
                 self._left -= 1
                 is_before_checkpoint = keeps_states and self._left <= 0
-                before = self._states_now() if is_before_checkpoint else None
-                self._now = None
+                before = states.read() if is_before_checkpoint else None
+                states.now = None
                 batch = self._fetch_first(batches, epoch) if number == skip_batches + 1 else next(batches, _END)
                 if batch is _END:
                     self._watched.end_of_dataloader = True
@@ -200,10 +260,10 @@ class Loader:
                     if position.begins_anew:
                         self._read_end(batches)
                 if is_before_checkpoint:
-                    self._before_given = before
-                self._given_ids.append(position.advance(is_last=number == length))
+                    states.before_given = before
+                self._given.ids.append(position.advance(is_last=number == length))
                 given = batch if self._copies is None else self._copies.receive(batch)
-                self._given.append(given)
+                self._given.batches.append(given)
                 yield given
 
     def _fetch_first(self, batches: Iterator[Any], epoch: int) -> Any:
@@ -214,10 +274,10 @@ class Loader:
     def _open(self, epoch: int, skip_batches: int, *, resumes: bool) -> Iterator[Any]:
         """Opens the data of an epoch at a position."""
         self.position.seek(epoch, skip_batches)
-        self._keeps_pace = True
-        self._now = None
+        self._given.keeps_pace = True
+        self._states.now = None
         # Opening draws the seeds of sampler and workers in this process, even if fetching draws nothing.
-        self._before_opening = self._random_state()
+        self._states.before_opening = self._states.copy()
         with started_in_epoch(self.dataloader, epoch):
             batches: Iterator[Any] = self._fetch_from(skip_batches, resumes=resumes)
         return batches if self._copies is None else map(self._copies.send, batches)
@@ -238,9 +298,9 @@ class Loader:
 
     def _read_end(self, batches: Iterator[Any]) -> None:
         """Asks for the batch after the last one, which ends the pass, and draws nothing."""
-        states = self._random_state()
+        states = self._states.copy()
         next(batches, _END)
-        self._set_random_state(states)
+        self._states.restore(states)
 
     def close(self) -> None:
         """Ends persistent workers, if the dataloader is the trainer's."""
@@ -260,42 +320,36 @@ class Loader:
     def again(self, epoch: int, *, skip_batches: int) -> Iterator[Batch]:
         """Yields the rest of the current epoch as a resume would fetch it, ignoring batches fetched ahead."""
         self._resumed = self.state()
-        now = self._random_state()
+        now = self._states.copy()
         self.position.save_remaining()
-        return self.epoch(epoch, skip_batches=skip_batches, after_first=lambda: self._set_random_state(now))
-
-    def _states_now(self) -> RandomStates:
-        """Returns the current random states, copied unless nothing can have drawn since the last copy."""
-        if self._now is None:
-            self._now = self._random_state()
-        return self._now
+        return self.epoch(epoch, skip_batches=skip_batches, after_first=lambda: self._states.restore(now))
 
     def _fetch_as_it_was(self, batches: Iterator[Batch], end: object) -> Any:
         """Returns the next batch, and restores the random states, which fetching seeds."""
-        states = self._states_now()
+        states = self._states.read()
         try:
             return next(batches, end)
         finally:
-            self._set_random_state(states)
+            self._states.restore(states)
 
     def _fetch_from(self, skip_batches: int, *, resumes: bool) -> Iterator[Batch]:
         if resumes and self._resumed.epoch_start is not None:
-            self._set_random_state(self._resumed.epoch_start)
-        start = self._epoch_start = self._random_state()
+            self._states.restore(self._resumed.epoch_start)
+        start = self._states.epoch_start = self._states.copy()
         batches = self.position.open(
             skip_batches,
             resumes=resumes,
-            reset=lambda: self._set_random_state(start),
+            reset=lambda: self._states.restore(start),
             before_last_skipped=self._set_states_before_given if resumes else None,
         )
         if resumes and self._resumed.before_ahead is not None:
-            self._set_random_state(self._resumed.before_ahead)
+            self._states.restore(self._resumed.before_ahead)
         return batches
 
     def _set_states_before_given(self) -> None:
         """Restores the random states in which the interrupted run fetched its last trained batch, if stored."""
         if self._resumed.before_given is not None:
-            self._set_random_state(self._resumed.before_given)
+            self._states.restore(self._resumed.before_given)
 
     def begin_window(self, random_states: RandomStates | None = None) -> None:
         """Records the data position after the last finished step, before the next step's batches are fetched.
@@ -306,14 +360,15 @@ class Loader:
         if self._copies is not None:
             self._copies.begin_window()
         self._left = 1 if self._window is None else self._window
-        self._given = []
-        self._given_ids = []
-        self._before_opening = None
-        self._now = random_states
-        if self._keeps_states and (self._rewinds or random_states is not None):
-            self._window_start = (self._states_now(), self._before_ahead, self._before_given)
+        self._given.batches = []
+        self._given.ids = []
+        states = self._states
+        states.before_opening = None
+        states.now = random_states
+        if states.keeps and (states.rewinds or random_states is not None):
+            states.window_start = (states.read(), states.before_ahead, states.before_given)
         if self._window is None:
-            self._now = None
+            states.now = None
         if self.position.has_mark:
             self.position.begin_window()
 
@@ -321,13 +376,7 @@ class Loader:
         """Returns to the beginning of the window; its data will not be trained on."""
         self.position.rewind()
         self._watched.end_of_dataloader = False
-        if self._window_start is not None:
-            states, self._before_ahead, self._before_given = self._window_start
-            self._set_random_state(states)
-            self._now = None
-        elif self._before_opening is not None:
-            self._set_random_state(self._before_opening)
-            self._now = None
+        self._states.rewind()
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -342,9 +391,9 @@ class Loader:
     def state(self) -> LoaderState:
         """Returns the state of this process that a checkpoint stores besides the cursor."""
         return LoaderState(
-            epoch_start=self._epoch_start,
-            before_ahead=self._before_ahead,
-            before_given=self._before_given,
+            epoch_start=self._states.epoch_start,
+            before_ahead=self._states.before_ahead,
+            before_given=self._states.before_given,
             position=self.position.state(),
         )
 

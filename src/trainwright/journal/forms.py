@@ -121,6 +121,16 @@ class Entries(Protocol):
         """Returns the entries of a kind."""
 
 
+def last_start(record: Entries) -> Entry:
+    """Returns the entry with which the run began or was resumed last."""
+    return next((entry for entry in reversed(record.entries) if entry["kind"] in ("start", "resume")), {})
+
+
+def find_no_origins(record: Entries) -> list[Entry]:
+    """Returns no origins of a run."""
+    return []
+
+
 def show_nothing(record: Entries) -> Sequence[PageSection]:
     """Returns no section of a report."""
     return ()
@@ -134,8 +144,11 @@ class JournalPart:
         kinds: forms of its own entries, by their kind.
         facts: forms of what it adds to the entry with which a run begins, or goes on, by the field.
         sections: returns the sections of a run's report.
+        origins: returns the checkpoints of other runs that a run comes from, the oldest first: each has the
+            `checkpoint` (a path), its `step`, and the id of its `run`.
     """
 
     kinds: Mapping[str, EntryForm] = field(default_factory=dict)
     facts: Mapping[str, Form] = field(default_factory=dict)
     sections: Callable[[Entries], Sequence[PageSection]] = show_nothing
+    origins: Callable[[Entries], list[Entry]] = find_no_origins

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from trainwright.capability import Capability, Extension, Moment, Others, RunContext
+from trainwright.capability_table import check_capability
 from trainwright.config.fields import get_value
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def prove(trainer: Any, run: Any, *, num_steps: int) -> ProofReport:
 
 def compare_with(trainer: Any, run: Any, other: Any, *, num_steps: int, tolerance: float | None) -> ValuesReport:
     """Finds the first value in which two trainings differ; see `Trainer.compare_with`."""
+    check_capability("recorded_values", needed_by="compare_with()")
     from trainwright.preflight import compare_values
 
     return compare_values.compare_with(trainer, other, num_steps=num_steps, tolerance=tolerance)

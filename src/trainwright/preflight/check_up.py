@@ -18,7 +18,7 @@ from torch import nn
 
 from trainwright._types import Batch, DataLoaderLike, Optimizer
 from trainwright.capability import Capability
-from trainwright.capability_table import MADE
+from trainwright.capability_table import MADE, check_capability
 from trainwright.checkpoint import async_writer
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config import resolve
@@ -258,6 +258,8 @@ def full_check(
             f"per_node={per_node!r} and engine={engine!r} belong to the plan of a run of many processes: say how many, "
             "check(processes=64, ...)."
         )
+    if against is not None:
+        check_capability("recorded_values", needed_by="check(against=...)")
     with left_as_it_was(trainer.model):
         copied = make_copy(trainer)
         facts = _known(trainer, copied)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from trainwright._types import IGNORE_INDEX, Batch, counted
-from trainwright.config.fields import value_if_known
+from trainwright.config.resolve import joins_samples
 from trainwright.preflight.check_registry import CheckFacts, check
 from trainwright.preflight.row_checks import (
     CLASSIFIERS,
@@ -204,8 +204,7 @@ def truncation(facts: CheckFacts) -> Iterator[Finding]:
     limit = getattr(facts.processing_class, "model_max_length", None)
     limit = min(limit if limit is not None and limit < NO_LIMIT else NO_LIMIT, positions or NO_LIMIT)
     cut = sum(length >= limit for length in lengths)
-    is_packed = value_if_known(facts.args, "packing") is not None
-    if not is_packed and cut / len(lengths) >= MANY_ROWS:
+    if not joins_samples(facts.args) and cut / len(lengths) >= MANY_ROWS:
         have = "has" if cut == 1 else "have"
         yield warning(
             f"{cut} of {counted(len(lengths), 'row')} of the first step {have} all of {limit} tokens: probably cut.",

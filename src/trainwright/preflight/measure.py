@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice, pairwise
 from time import perf_counter
@@ -20,52 +19,45 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from trainwright._types import Batch, DataLoaderLike, Item, JSONObject, counted, has_length
+from trainwright._types import Batch, DataLoaderLike, JSONObject, counted, has_length
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config import resolve
 from trainwright.config.fields import get_value
 from trainwright.data.balanced_batches import BatchRebalanceSampler
-from trainwright.data.columns import is_columnar
 from trainwright.data.length_sampler import fetch_items
 from trainwright.data.order import ShuffledOrder
 from trainwright.data.prepared_dataloader import inner_dataloader
-from trainwright.distributed.device import get_kind, has_compiler, runs_flash_attention, synchronize
+from trainwright.distributed.device import get_kind, has_compiler, runs_flash_attention
 from trainwright.errors import ModelError
 from trainwright.preflight import padding, remembered
-from trainwright.preflight.prove import allowed_gap, gap, no_dropout
-from trainwright.preflight.remembered import Measured
-from trainwright.preflight.trainer_copy import AnyTrainer, compute_window_losses, make_copy
+from trainwright.preflight.prove import allowed_gap, gap
+from trainwright.preflight.sample_lengths import LengthReader
+from trainwright.preflight.trainer_copy import AnyTrainer
+from trainwright.preflight.trials import ATTENTION, NUM_TIMED, PAD_TO, Tensors, Trials, copy_with
 from trainwright.run import build
 from trainwright.run.dry_run import first_batches
-from trainwright.run.input_pipeline import length_input
 from trainwright.run.internals import Internals
-from trainwright.run.patched_model import patched
-from trainwright.run.train import noise_on_embeddings
 from trainwright.support.hooks import is_overridden
 from trainwright.support.loss_kernels import choose as choose_kernel
 from trainwright.support.loss_kernels import without_logits
 from trainwright.support.model_facts import core_model, is_causal_lm
-from trainwright.support.patches import read_attention, repeated_blocks, with_attention
+from trainwright.support.patches import read_attention, repeated_blocks
 from trainwright.support.tensor_tree import iterate_tensors
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-ATTENTION = "attn_implementation"  # the lever that is no field of the arguments
-PAD_TO = "pad_to_multiple_of"  # the lever that the collator is given too
 MULTIPLE = 8  # tokens, as the matrix units of GPUs need in half precision. Source: NVIDIA, Matrix Multiplication Guide
 # Settings of batches that are split by length.
 SPLIT = ("train_sampling_strategy", "per_device_train_batch_size", "gradient_accumulation_steps")
 SHARE = 0.02  # share of the run's time that measuring may take
 MIN_STEPS = 100  # steps of a run below which 2 % do not pay for a measurement
 MIN_STEPS_KNOWN = 25  # the same, if an earlier run has measured
-NUM_TIMED = 2  # timed steps; the shortest counts, since other work on the machine only adds time
 NUM_BATCHES = 4  # batches of a window used to measure a step
 WORTH_KEEPING = 0.97  # share of the time before that a lever must stay below
 WORTH_SUGGESTING = 0.9  # the same, for suggestions
 COMPILE_S = 30.0  # seconds that must be left before a lever is tried that compiles
 WORKER_S = 2.0  # the same, for workers to start
-LENGTHS_S = 0.2  # seconds in which lengths of samples are read
 NUM_LENGTHS = 4096  # lengths that are read, at most
 SLOW_READING = 0.05  # share of a step that reading its batches takes before workers are tried
 MUCH_PADDING = 0.2  # share of padding inside of samples that is worth a sentence
@@ -73,7 +65,6 @@ MIN_PROVED = 4  # samples with which the split of batches is proved, or a quarte
 
 now = perf_counter
 
-Tensors = Mapping[str, torch.Tensor]
 Shapes = tuple[torch.Size, ...]  # shapes of the tensors in a batch
 
 
@@ -186,32 +177,30 @@ class Measurement:
 
     def __init__(self, trainer: AnyTrainer, restore: Any) -> None:
         self._trainer = trainer
-        self._restore = restore
         self._started = now()
-        copied = self._copy({})
+        copied = copy_with(trainer, {})
         loader = copied.get_train_dataloader()
         plan = build.step_plan(copied.args, copied.set_initial_training_values(copied.args, loader))
         if plan.has_open_end or plan.max_steps < MIN_STEPS_KNOWN:
             raise TooShort.for_steps(None if plan.has_open_end else plan.max_steps)
-        self._num_steps = plan.max_steps
+        self._trials = Trials(trainer, restore, num_steps=plan.max_steps, now=now)
+        self._reader = LengthReader(trainer, now)
         self._micro_batches = resolve.micro_batches(copied.args)
         self._num_processes = Internals(trainer).engine.num_replicas
         self._first = FirstSamples(loader, min(self._micro_batches, NUM_BATCHES))
         self._read_s = self._first.read_s * self._micro_batches  # in a step
-        self._length_of = length_input(trainer.processing_class) or "input_ids"
         self._item_s = 0.0  # seconds in which the length of one sample is read
         self._lengths = self._sampled_lengths()
-        self._facts = remembered.collect_facts(
-            trainer.model, trainer.args, Internals(trainer).engine.device, remembered.find_shapes(self._widths())
+        self._memory = remembered.Memory(
+            remembered.collect_facts(
+                trainer.model, trainer.args, Internals(trainer).engine.device, remembered.find_shapes(self._widths())
+            )
         )
-        self._name = remembered.compute_digest(self._facts)
-        self._known = remembered.read(self._name)
-        if self._known.cost is None and plan.max_steps < MIN_STEPS:
+        if self._memory.known.cost is None and plan.max_steps < MIN_STEPS:
             raise TooShort.for_steps(plan.max_steps)
-        self._cost = self._known.cost or self._measured_cost()
-        self._ratios: dict[str, float] = {}  # times of the levers measured in this run
+        self._cost = self._memory.known.cost or self._measured_cost()
         self._step_s = self._cost.seconds(self._micro_batches, self._plain_tokens() * self._micro_batches)
-        self._budget_s = SHARE * self._num_steps * (self._step_s + self._read_s)
+        self._budget_s = SHARE * plan.max_steps * (self._step_s + self._read_s)
         self._kept: JSONObject = {}
         self._split_ratio = 1.0
         self._groups = self._first.groups  # samples of the first micro-batches under the settings kept so far
@@ -225,35 +214,9 @@ class Measurement:
         if self._first.groups is None:
             return None
         drawn = np.random.default_rng(0).integers(len(dataset), size=min(len(dataset), NUM_LENGTHS)).tolist()
-        lengths, self._item_s = self._read_lengths(dataset, drawn)
+        lengths, self._item_s = self._reader.read(dataset, drawn)
         window = len(self._first.groups[0]) * self._micro_batches * self._num_processes
         return None if lengths is None or len(lengths) < window else lengths
-
-    def _read_lengths(self, dataset: Any, samples: Sequence[int]) -> tuple[NDArray[np.int64] | None, float]:
-        """Returns lengths of the first of these samples, as time allows, and the time per sample in seconds."""
-        lengths: list[int] = []
-        begun = now()
-        for start in range(0, len(samples), 64):
-            found = self._count_lengths(fetch_items(dataset, samples[start : start + 64]))
-            if found is None:
-                return None, 0.0
-            lengths += found
-            if now() - begun > LENGTHS_S:
-                break
-        is_table = is_columnar(dataset) and dataset.format["type"] != "custom"  # which knows the lengths of its lists
-        return np.asarray(lengths, dtype=np.int64), 0.0 if is_table else (now() - begun) / max(len(lengths), 1)
-
-    def _count_lengths(self, items: Sequence[Item]) -> list[int] | None:
-        found = [item.get(self._length_of) if isinstance(item, Mapping) else None for item in items]
-        try:
-            return [len(value) for value in found]  # type: ignore[arg-type]  # TypeError: it has no length
-        except TypeError:
-            return None
-
-    def _lengths_here(self, samples: Sequence[int]) -> list[int]:
-        lengths = self._count_lengths(fetch_items(self._trainer.train_dataset, samples))
-        assert lengths is not None, "other samples have lengths"
-        return lengths
 
     def _widths(self) -> dict[str, float]:
         """Sizes of the batches, for the name under which their times are remembered."""
@@ -270,102 +233,19 @@ class Measurement:
 
     # -- a step ----------------------------------------------------------------------------------------------------
 
-    def _copy(self, settings: JSONObject) -> AnyTrainer:
-        trainer = self._trainer
-        fields = {name: value for name, value in settings.items() if name != ATTENTION}
-        fields |= {"speed": None, "average_tokens_across_devices": False}  # the divisor is not shared between processes
-        parts = {"lr_scheduler": None, "_created_lr_scheduler": False}
-        if (multiple := settings.get(PAD_TO)) is not None:
-            parts["data_collator"] = padding.to_multiples(trainer.data_collator, multiple)
-        if "per_device_train_batch_size" not in settings:
-            parts["_train_batch_size"] = trainer._train_batch_size
-        return make_copy(trainer, fields, **parts)
-
-    @contextmanager
-    def _trying(self, settings: JSONObject) -> Iterator[AnyTrainer]:
-        """Returns a copy of the trainer with its model set up as in a run with the settings."""
-        copied = self._copy(settings)
-        engine = Internals(self._trainer).engine
-        with ExitStack() as stack:
-            stack.callback(self._restore)
-            stack.enter_context(unchanged_random_states())
-            stack.enter_context(with_attention(copied.model, settings.get(ATTENTION)))
-            keeps = Internals(copied).uses_outputs()
-            noise = noise_on_embeddings(copied)
-            stack.enter_context(
-                patched(copied.args, copied.model, engine, keeps_outputs=keeps, noise=noise, is_alone=True)
-            )
-            copied.model.train()
-            yield copied
-
-    def _step(self, copied: AnyTrainer, batches: Sequence[Batch]) -> torch.Tensor:
-        """The loss of a window; gradients are left."""
-        copied.model.zero_grad(set_to_none=True)
-        return torch.stack([loss.float() for loss in compute_window_losses(copied, batches)]).sum()
-
-    def _optimizer(self, copied: AnyTrainer) -> Any:
-        """Returns a new optimizer; None if the trainer has one, because its state must not change."""
-        if copied.optimizer is not None:
-            return None
-        return Internals(copied).make_optimizer(copied.model, self._num_steps)
-
-    def _found(self, copied: AnyTrainer, batches: Sequence[Batch], *, updates: bool = False) -> Tensors:
-        """Loss and gradients of a step, or the change of the weights by its update."""
-        with unchanged_random_states():
-            loss = self._step(copied, batches)
-        named = [(name, p) for name, p in copied.model.named_parameters() if p.grad is not None]
-        found = {"loss": loss.detach().cpu()}
-        if not updates:
-            return found | {name: p.grad.detach().float().cpu() for name, p in named}
-        before = {name: p.detach().float().cpu().clone() for name, p in named}
-        self._optimizer(copied).step()
-        return found | {name: p.detach().float().cpu() - before[name] for name, p in named}
-
-    def _tried(self, settings: JSONObject, batches: Sequence[Batch], *, updates: bool = False) -> Tensors:
-        with self._trying(settings) as copied:
-            return self._found(copied, batches, updates=updates)
-
-    def _tried_without_dropout(self, settings: JSONObject, batches: Sequence[Batch]) -> Tensors:
-        with no_dropout(self._trainer.model):
-            return self._tried(settings, batches)
-
-    def _seconds(
-        self,
-        copied: AnyTrainer,
-        batches: Sequence[Batch],
-        *,
-        updates: bool = False,
-        reads: Iterator[object] | None = None,
-        num_warm: int = 1,
-    ) -> float:
-        """Shortest time of a step after `num_warm` that set things up; where given, batches are read before each."""
-        optimizer = self._optimizer(copied) if updates else None
-        device = Internals(self._trainer).engine.device
-        seconds = []
-        for _ in range(num_warm + NUM_TIMED):
-            begun = now()
-            if reads is not None:
-                list(islice(reads, len(batches)))
-            self._step(copied, batches)
-            if optimizer is not None:
-                optimizer.step()
-            synchronize(device)
-            seconds.append(now() - begun)
-        return min(seconds[num_warm:])
-
     def _measured_cost(self) -> padding.StepCost:
         """Times two sizes of micro-batches; a whole one where its samples stay together."""
         groups = self._first.groups
         size = 1 if groups is None else len(groups[0])
-        with self._trying({}) as copied:
+        with self._trials.opened({}) as copied:
             if groups is None or self._lengths is None or size < 2:
-                return padding.StepCost(0.0, self._seconds(copied, self._first.batches[:1]), 0.0)
+                return padding.StepCost(0.0, self._trials.measure_steps(copied, self._first.batches[:1]), 0.0)
             rows = (groups[0][: max(size // 16, 1)], groups[0][: max(size // 2, 2)])
-            tokens, large_tokens = (len(some) * max(self._lengths_here(some)) for some in rows)
+            tokens, large_tokens = (len(some) * max(self._reader.count_in_training(some)) for some in rows)
             small, large = self._first.collated(rows)
-            one_s = self._seconds(copied, [small])
-            two_s = self._seconds(copied, [small, small], num_warm=0)
-            large_s = self._seconds(copied, [large], num_warm=0)
+            one_s = self._trials.measure_steps(copied, [small])
+            two_s = self._trials.measure_steps(copied, [small, small], num_warm=0)
+            large_s = self._trials.measure_steps(copied, [large], num_warm=0)
         return padding.StepCost.through(one_s, two_s, large_s, tokens=tokens, large_tokens=large_tokens)
 
     # -- the choice ------------------------------------------------------------------------------------------------
@@ -378,8 +258,8 @@ class Measurement:
             rows += attempt()
         ratio = (self._step_s + self._read_s) / first_s if first_s else 1.0
         rows += self._suggestions()
-        remembered.write(self._name, Measured(self._cost, self._ratios), self._facts)
-        how = "measured" if self._known.cost is None else "proved, with times of earlier runs,"
+        self._memory.write(self._cost)
+        how = "measured" if self._memory.known.cost is None else "proved, with times of earlier runs,"
         spent = f"{how} in {now() - self._started:.1f} s of {self._budget_s:.1f} s"
         note = f"{in_words(self._kept)}: a step in {ratio:.2f} x the time" if self._kept else "no lever is kept"
         return Choice(settings=self._kept, rows=tuple(rows), note=f"{note}, {spent}")
@@ -415,8 +295,8 @@ class Measurement:
         some = window[: max(MIN_PROVED, size // 4)]
         whole = [some[start : start + size] for start in range(0, len(some), size)]
         parts = self._by_length(some, min(found.num_groups, len(some) // 2))
-        plain = self._tried_without_dropout({}, self._first.collated(whole))
-        difference = _difference(self._tried_without_dropout(settings, self._first.collated(parts)), plain)
+        plain = self._trials.try_without_dropout({}, self._first.collated(whole))
+        difference = _difference(self._trials.try_without_dropout(settings, self._first.collated(parts)), plain)
         row = replace(row, proof=f"without dropout loss and gradients differ by {difference:.1e}")
         limit = allowed_gap(self._trainer)
         if difference > limit:
@@ -451,7 +331,9 @@ class Measurement:
         return bool(engine.num_replicas == args.world_size and args.average_tokens_across_devices and not is_cut)
 
     def _by_length(self, samples: list[int], num_parts: int) -> list[list[int]]:
-        order = BatchRebalanceSampler(self._lengths_here(samples), len(samples), 1, max(num_parts, 1), shuffle=False)
+        order = BatchRebalanceSampler(
+            self._reader.count_in_training(samples), len(samples), 1, max(num_parts, 1), shuffle=False
+        )
         return [[samples[place] for place in part] for part in order.indices(0)]
 
     def _evaluation(self) -> list[Row]:
@@ -465,7 +347,7 @@ class Measurement:
         if not (self._kept and is_free and args.eval_strategy != "no" and has_length(dataset)):
             return []
         size = args.eval_batch_size
-        lengths, item_s = self._read_lengths(dataset, range(min(len(dataset), NUM_LENGTHS)))
+        lengths, item_s = self._reader.read(dataset, range(min(len(dataset), NUM_LENGTHS)))
         if isinstance(dataset, IterableDataset) or lengths is None or len(lengths) < 2 * size:
             return []
         before = padding.plain_tokens(lengths, size)
@@ -495,7 +377,7 @@ class Measurement:
                 rows.append(Row(lever.name, lever.settings, f"not measured: it may take {needed:.1f} s, and {left}"))
                 continue
             try:
-                plain = self._tried({}, probe) if plain is None else plain
+                plain = self._trials.try_once({}, probe) if plain is None else plain
                 row = self._try(lever, probe, plain)
             except Exception as error:
                 reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
@@ -527,7 +409,7 @@ class Measurement:
         """Returns the samples of the probe as a collator with these settings pads them."""
         if PAD_TO not in settings:
             return probe
-        return self._first.collated(self._probe_groups, self._copy(settings).get_train_dataloader())
+        return self._first.collated(self._probe_groups, copy_with(self._trainer, settings).get_train_dataloader())
 
     def _shapes(self) -> set[Shapes]:
         """Returns the shapes of micro-batches under the settings kept so far."""
@@ -568,7 +450,7 @@ class Measurement:
         `plain` is loss and gradients of the probe without any.
         """
         row = Row(lever.name, lever.settings, "kept")
-        known = self._known.ratios.get(_key(lever))
+        known = self._memory.known.ratios.get(_key(lever))
         if known is not None and known > WORTH_KEEPING:
             return replace(row, ratio=known, result="rejected: it was not faster in an earlier run")
         if (kernel := lever.settings.get("loss_kernel")) is not None and (reason := self._unused(kernel)):
@@ -577,39 +459,37 @@ class Measurement:
             return replace(row, result=f"rejected: the first micro-batches have {num_shapes} shapes; it needs one")
         settings = self._kept | lever.settings
         updates = lever.changes_update
-        plain = self._tried({}, probe, updates=True) if updates else plain
+        plain = self._trials.try_once({}, probe, updates=True) if updates else plain
         unpadded = probe
         before_s = (
-            self._timed(self._kept, self._padded_as(self._kept, probe), updates=updates) if known is None else 0.0
+            self._trials.measure(self._kept, self._padded_as(self._kept, probe), updates=updates)
+            if known is None
+            else 0.0
         )
         probe = self._padded_as(settings, probe)
         limit = allowed_gap(self._trainer)
         seconds = None
-        with self._trying(settings) as copied:
-            difference = _difference(self._found(copied, probe, updates=updates), plain)
+        with self._trials.opened(settings) as copied:
+            difference = _difference(self._trials.compute(copied, probe, updates=updates), plain)
             if difference <= limit and known is None:
-                self._restore()
-                seconds = self._seconds(copied, probe, updates=updates)
+                self._trials.restore()
+                seconds = self._trials.measure_steps(copied, probe, updates=updates)
         proof = f"{'the update differs' if updates else 'loss and gradients differ'} by {difference:.1e}"
         if difference > limit and not updates:  # it may be that only the draws of dropout are others
-            plain = self._tried_without_dropout({}, unpadded)
-            difference = _difference(self._tried_without_dropout(settings, probe), plain)
+            plain = self._trials.try_without_dropout({}, unpadded)
+            difference = _difference(self._trials.try_without_dropout(settings, probe), plain)
             proof = f"without dropout loss and gradients differ by {difference:.1e}"
         row = replace(row, proof=proof)
         if difference > limit:
             what = "update" if updates else "result"
             return replace(row, result=f"rejected: its {what} is another; {limit:.0e} is allowed")
         if known is None:
-            seconds = self._timed(settings, probe, updates=updates) if seconds is None else seconds
+            seconds = self._trials.measure(settings, probe, updates=updates) if seconds is None else seconds
             whole_s = self._step_s if updates else before_s  # an update comes once in a step, whatever the probe is
             known = 1 + (seconds - before_s) / whole_s if whole_s else 1.0
-            self._ratios[_key(lever)] = known
+            self._memory.ratios[_key(lever)] = known
         row = replace(row, ratio=round(known, 3))
         return row if known <= WORTH_KEEPING else replace(row, result="rejected: it is not faster")
-
-    def _timed(self, settings: JSONObject, batches: Sequence[Batch], *, updates: bool) -> float:
-        with self._trying(settings) as copied:
-            return self._seconds(copied, batches, updates=updates)
 
     def _unused(self, kernel: str) -> str | None:
         """Returns the reason why a kernel cannot compute the model's loss; None if it can."""
@@ -638,17 +518,17 @@ class Measurement:
         if WORKER_S + 2 * (NUM_TIMED + 2) * (self._step_s + self._read_s) > self._left():
             return [replace(row, result="not measured: the time is used up")]
         number = min(self._kept.get("gradient_accumulation_steps", self._micro_batches), NUM_BATCHES)
-        here = FirstSamples(self._copy(self._kept).get_train_dataloader(), number)
+        here = FirstSamples(copy_with(self._trainer, self._kept).get_train_dataloader(), number)
         with unchanged_random_states():
-            reads = iter(self._copy(self._kept | settings).get_train_dataloader())
+            reads = iter(copy_with(self._trainer, self._kept | settings).get_train_dataloader())
             found = list(islice(reads, number))
         pairs = zip(iterate_tensors(found), iterate_tensors(here.batches), strict=True)
         if not all(torch.equal(*pair) for pair in pairs):
             return [replace(row, result="suggested: samples draw random numbers, and would draw others")]
         without_compiler = {name: value for name, value in self._kept.items() if name != "torch_compile"}
-        with self._trying(without_compiler) as copied:
-            seconds = self._seconds(copied, here.batches, reads=reads)
-            alone = self._seconds(copied, here.batches)
+        with self._trials.opened(without_compiler) as copied:
+            seconds = self._trials.measure_steps(copied, here.batches, reads=reads)
+            alone = self._trials.measure_steps(copied, here.batches)
         before = here.read_s * number + alone
         row = replace(row, ratio=round(seconds / before, 3), proof="the batches are the same")
         if seconds > WORTH_KEEPING * before:
@@ -673,7 +553,7 @@ class Measurement:
             batch_size=len(groups[0]),
             micro_batches=self._micro_batches,
             cost=self._cost,
-            packs=is_causal_lm(self._trainer.model) and args.world_size == 1,
+            can_join_samples=is_causal_lm(self._trainer.model) and args.world_size == 1,
         )
         found = [replace(other, ratio=other.ratio / self._split_ratio) for other in others]
         why = "a step would have other samples, so it is left to you"

@@ -23,7 +23,7 @@ import torch
 from trainwright._types import JSONObject
 from trainwright.config.plans import SamplingPlan
 from trainwright.data.balanced_batches import BatchRebalanceSampler
-from trainwright.data.batcher import find_batcher
+from trainwright.data.batcher import BatchSuggestion, PaddedBatches, find_batcher, suggest_batches
 from trainwright.data.length_sampler import BatchOrder, get_length_grouped_indices
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 PARTS = (2, 4, 8, 16)  # numbers of micro-batches that a batch may be split into
 NUM_STEPS = 32  # steps over which tokens are averaged, at most
 SIMILAR = 0.03  # a split with fewer micro-batches is preferred if it is slower by less than this
-BUDGET_STEP = 64  # token budgets and row lengths are multiples of this
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +141,14 @@ def best_split(
 
 
 def other_batches(
-    lengths: Lengths, *, batch_size: int, micro_batches: int, cost: StepCost, packs: bool
+    lengths: Lengths, *, batch_size: int, micro_batches: int, cost: StepCost, can_join_samples: bool
 ) -> list[OtherBatches]:
-    """Returns ways to form batches that change the samples of a step; `packs`: whether the model supports packing."""
+    """Returns ways to form batches that change the samples of a step.
+
+    `can_join_samples`: the model may take several samples in a row.
+    """
     num = len(lengths) // batch_size * batch_size
     lengths = lengths[:num]
-    longest = int(lengths.max())
-    mean = float(lengths.mean())
 
     def seconds(num_batches: int, num_tokens: float) -> float:
         return cost.seconds(num_batches, num_tokens, num_batches / micro_batches)
@@ -163,37 +163,28 @@ def other_batches(
     tokens = plain_tokens(lengths[grouped], batch_size) * num / batch_size
     settings: JSONObject = {"train_sampling_strategy": "group_by_length"}
     found = [OtherBatches("grouping by length", settings, share(num // batch_size, tokens))]
-    budget = _multiple(max(batch_size * mean, longest))
-    by_tokens = _form_batches(lengths, max_tokens=budget)
-    if by_tokens is not None:
-        settings = {"max_tokens_per_batch": budget}
-        ratio = share(len(by_tokens), by_tokens.num_tokens(0))
-        found.append(OtherBatches("token budget", settings, ratio, "instead of per_device_train_batch_size; "))
-    row = _multiple(longest)
-    rows = max(round(batch_size * mean / row), 1)
-    packed = _form_batches(lengths, row_length=row, batch_size=rows) if packs else None
-    if packed is not None:
-        settings = {"packing": "best_fit", "packing_length": row, "per_device_train_batch_size": rows}
-        found.append(OtherBatches("packing", settings, share(len(packed), packed.num_tokens(0))))
+    padded = PaddedBatches(
+        batch_size=batch_size,
+        longest_tokens=int(lengths.max()),
+        mean_tokens=float(lengths.mean()),
+        can_join_samples=can_join_samples,
+    )
+    for suggested in suggest_batches(padded):
+        order = _form_batches(lengths, suggested)
+        ratio = share(len(order), order.num_tokens(0))
+        found.append(OtherBatches(suggested.name, suggested.settings, ratio, suggested.note))
     return found
 
 
-def _form_batches(
-    lengths: Lengths, *, batch_size: int = 1, max_tokens: int | None = None, row_length: int | None = None
-) -> BatchOrder | None:
-    """Returns batches formed by length; None if this copy of the package cannot form them so."""
+def _form_batches(lengths: Lengths, suggested: BatchSuggestion) -> BatchOrder:
     plan = SamplingPlan(
         strategy="random",
-        batch_size=batch_size,
+        batch_size=suggested.batch_size,
         micro_batches=1,
         num_processes=1,
         seed=0,
-        max_tokens=max_tokens,
-        row_length=row_length,
+        batching=suggested.batching,
     )
     batcher = find_batcher(plan)
-    return None if batcher is None else batcher.make_order(lengths, seed=0, drop_last=False)
-
-
-def _multiple(tokens: float) -> int:
-    return -(-int(np.ceil(tokens)) // BUDGET_STEP) * BUDGET_STEP
+    assert batcher is not None, "a batcher forms what it suggests"
+    return batcher.make_order(lengths, seed=0, drop_last=False)

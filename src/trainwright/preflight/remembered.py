@@ -62,6 +62,25 @@ class Measured:
     ratios: dict[str, float] = field(default_factory=dict)  # by lever: relative time of a step with it
 
 
+class Memory:
+    """Measurements of what these facts describe, of earlier runs and of this one.
+
+    Attributes:
+        known: those of earlier runs.
+        ratios: of this run, by lever.
+    """
+
+    def __init__(self, facts: JSONObject) -> None:
+        self._facts = facts
+        self._digest = compute_digest(facts)
+        self.known = read(self._digest)
+        self.ratios: dict[str, float] = {}
+
+    def write(self, cost: StepCost) -> None:
+        """Keeps the measurements of this run for later ones."""
+        write(self._digest, Measured(cost, self.ratios), self._facts)
+
+
 def folder() -> Path:
     """Returns the directory of the files: `trainwright/speed` in `XDG_CACHE_HOME`, by default `~/.cache`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainwright" / "speed"

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from torch import nn
 
 from trainwright._types import counted, has_length
-from trainwright.config.fields import value_if_known
+from trainwright.config.resolve import joins_samples
 from trainwright.data.identity import fingerprint
 from trainwright.preflight.check_registry import CheckFacts, check
 from trainwright.preflight.rows import Rows, quoted, shown_rows
@@ -152,11 +152,7 @@ def label_entries(facts: CheckFacts, rows: Rows) -> list[str]:
 def ragged(facts: CheckFacts) -> Iterator[Finding]:
     rows = facts.rows
     assert rows is not None
-    if (
-        facts.collator != STACKS
-        or value_if_known(facts.args, "packing") is not None
-        or facts.args.train_batch_size == 1
-    ):
+    if facts.collator != STACKS or joins_samples(facts.args) or facts.args.train_batch_size == 1:
         return
     # The collator drops an entry that is None or a string in the first sample.
     taken = [name for name in rows.names if name != "label" and (facts.taken is None or name in facts.taken)]
@@ -248,8 +244,7 @@ def too_long(
 @check(when="start", needs=("rows",), about="rows longer than the model was made for, anywhere in the data")
 def long_rows(facts: CheckFacts) -> Iterator[Finding]:
     limit = count_positions(facts.model)
-    is_packed = value_if_known(facts.args, "packing") is not None
-    if limit is None or is_packed or facts.collator not in KEEPS_LENGTHS:
+    if limit is None or joins_samples(facts.args) or facts.collator not in KEEPS_LENGTHS:
         return
     assert facts.rows is not None
     for part, rows in (("training", facts.rows), *(facts.eval_rows or {}).items()):

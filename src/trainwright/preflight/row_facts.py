@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from trainwright._types import DataLoaderLike
-from trainwright.config.fields import get_value, value_if_known
+from trainwright.config.fields import get_value
+from trainwright.config.resolve import joins_samples
 from trainwright.data import columns
 from trainwright.data.row_names import ONE_SOURCE, RowOrigin
 from trainwright.distributed.device import get_kind
@@ -75,10 +76,9 @@ def _batches(
     trainer: AnyTrainer, facts: CheckFacts, dataloader: DataLoaderLike | None, budget: Budget
 ) -> Iterator[Sequence[int]] | None:
     """Returns the rows of a run's batches, in order; None if the order is unknown."""
-    # Pieces of packed samples are not rows, and a curriculum decides its order during training.
-    is_packed = value_if_known(trainer.args, "packing") is not None
+    # Pieces of samples that share a row are not rows, and a curriculum decides its order during training.
     has_curriculum = getattr(trainer.train_dataset, "curriculum", None) is not None
-    if dataloader is None or facts.plan is None or is_packed or has_curriculum:
+    if dataloader is None or facts.plan is None or joins_samples(trainer.args) or has_curriculum:
         return None
     return iterate_batches(dataloader, min(facts.plan.max_steps, budget.rows) * facts.plan.micro_batches)
 

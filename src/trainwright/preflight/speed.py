@@ -22,9 +22,10 @@ from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.errors import ModelError
 from trainwright.loop.extension import Extension, Run
 from trainwright.optim.factory import steps_in_backward
-from trainwright.preflight.measure import ATTENTION, PAD_TO, SPLIT, Choice, Measurement, TooShort, in_words
+from trainwright.preflight.measure import SPLIT, Choice, Measurement, TooShort, in_words
 from trainwright.preflight.padding import to_multiples
 from trainwright.preflight.trainer_copy import AnyTrainer, left_as_it_was
+from trainwright.preflight.trials import ATTENTION, PAD_TO
 from trainwright.run import console
 from trainwright.run.internals import Internals
 from trainwright.support.host import available_bytes

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from trainwright._types import write_text
 from trainwright.journal.entries import list_kinds, list_parts
-from trainwright.journal.forms import Entry
+from trainwright.journal.forms import Entry, last_start
 from trainwright.journal.record import Record, flat, number, read
 from trainwright.report.page import (
     NUM_POINTS,
@@ -31,7 +31,6 @@ from trainwright.report.run_table import (
     STOPPED,
     collect_metrics,
     find_best,
-    last_start,
     list_origins,
     origin_text,
     summary,

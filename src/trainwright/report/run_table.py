@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainwright.journal.forms import Entry
+from trainwright.journal.entries import list_parts
+from trainwright.journal.forms import Entry, last_start
 from trainwright.journal.record import JOURNAL_NAME, Record, flat, read
 from trainwright.support.host import is_process_alive
 from trainwright.support.metric_order import order_metrics
@@ -34,7 +35,7 @@ class RunSummary:
     seconds: float  # training time, without pauses between a stop and a resume
     written_at: float  # seconds since 1970
     findings: list[str]  # names of the checks that found something in data, model or settings
-    origins: list[Entry]  # checkpoints that it branches from, the oldest first
+    origins: list[Entry]  # checkpoints of other runs that it comes from, the oldest first
 
 
 def find_runs(folder: Path) -> list[RunSummary]:
@@ -107,15 +108,9 @@ def _state(entries: list[Entry], last: Entry) -> str:
     return "running" if is_running else "killed"
 
 
-def last_start(record: Record) -> Entry:
-    """Returns the entry with which the run began or was resumed last."""
-    return next((entry for entry in reversed(record.entries) if entry["kind"] in ("start", "resume")), {})
-
-
 def list_origins(record: Record) -> list[Entry]:
-    """Returns the checkpoints that a run branches from, the oldest first, with the id of their run and their step."""
-    found = last_start(record).get("branch", {}).get("origins", [])
-    return [one for one in found if isinstance(one, dict) and "checkpoint" in one and "step" in one]
+    """Returns the checkpoints of other runs that a run comes from, the oldest first."""
+    return [origin for part in list_parts() for origin in part.origins(record)]
 
 
 def origin_text(origin: Entry) -> str:

@@ -118,6 +118,7 @@ def make_extensions(moment: Moment, context: RunContext) -> list[Extension]:
     for row in MADE:
         capability: Capability = row.load()
         if capability.moment is moment and (extension := capability.make(context, made)) is not None:
+            assert extension.name == row.name, f"the row {row.name!r} reserves another name than {extension.name!r}"
             made[row.name] = extension
     return [one for name, one in made.items() if name not in known]
 

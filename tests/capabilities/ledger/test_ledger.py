@@ -18,7 +18,8 @@ from torch import nn
 from torch.nn import functional
 
 import trainwright
-from trainwright.capabilities.ledger.sample_losses import kept_losses, segments
+from trainwright.capabilities.ledger.formulas import find_kept_losses
+from trainwright.capabilities.ledger.sample_losses import segments
 from trainwright.capabilities.ledger.table import LEDGER_NAME, Ledger, as_table, identity_columns, read_table
 from trainwright.cli.ledger import answer
 from trainwright.data.identity import SampleId, as_hex, fingerprint
@@ -273,14 +274,14 @@ def test_losses_of_tokens_are_looked_up_where_the_backward_pass_keeps_them() -> 
         (mean * 3 / 2, 2),
         (functional.cross_entropy(logits, labels, reduction="sum") / 4, 1),
     ):
-        found = kept_losses(loss, depth)
+        found = find_kept_losses(loss, depth)
         assert found is not None
         assert torch.equal(found[0], losses)
         assert torch.equal(found[1], labels)
         assert not found[0].requires_grad
-    assert kept_losses(mean * 2, 0) is None
-    assert kept_losses(functional.mse_loss(logits, logits * 2), 0) is None
-    assert kept_losses(mean.detach(), 1) is None
+    assert find_kept_losses(mean * 2, 0) is None
+    assert find_kept_losses(functional.mse_loss(logits, logits * 2), 0) is None
+    assert find_kept_losses(mean.detach(), 1) is None
 
 
 def test_segments_of_packed_rows() -> None:

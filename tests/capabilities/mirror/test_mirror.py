@@ -181,7 +181,7 @@ class Bench:
         return sorted(one.step for one in found)
 
     def waiting(self) -> set[str]:
-        return {path.name for path in self.mirror.outbox.glob("checkpoint-*")}
+        return {path.name for path in self.mirror.outbox.path.glob("checkpoint-*")}
 
     def until_sent(self, step: int) -> None:
         until(lambda: any(one.get("step") == step for one in self.told))
@@ -217,7 +217,7 @@ def test_what_is_saved_is_copied_and_nothing_is_left_waiting(bench: Bench) -> No
     bench.save(20)
     bench.mirror.end()
     assert bench.steps() == [10, 20]
-    assert not bench.mirror.outbox.exists()
+    assert not bench.mirror.outbox.path.exists()
     assert [one["step"] for one in bench.told] == [10, 20]
 
 
@@ -277,7 +277,7 @@ def test_a_store_that_keeps_failing_is_named_once_for_each_cause(
         until(lambda number=number: len([one for one in bench.told if "error" in one]) == number + 1)  # type: ignore[misc]
         faults.error = None
         bench.until_sent_again(10 + number)
-        until(lambda: bench.mirror._failed_since is None)
+        until(lambda: bench.mirror._outage is None)
     bench.end()
     said = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
     assert len([text for text in said if "cannot be written" in text]) == 2
@@ -292,7 +292,7 @@ def test_an_outbox_that_cannot_be_written_is_named_once(
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise OSError(28, "No space left on device", f"file {args[-1]}")
 
-    monkeypatch.setattr(bench.mirror._own, "take_in", refuse)
+    monkeypatch.setattr(bench.mirror.outbox.files, "take_in", refuse)
     for step in (10, 20, 30):
         bench.save(step)
     bench.end()
@@ -336,7 +336,7 @@ def test_a_run_ending_without_its_store_says_what_is_missing_and_where(
     bench.end()
     assert module.END_PATIENCE_S <= bench.clock.now() < 600
     assert "has no copy of checkpoint-10" in caplog.text
-    assert str(bench.mirror.outbox) in caplog.text
+    assert str(bench.mirror.outbox.path) in caplog.text
     faults.error = None
     bench.mirror = bench.new_mirror()
     bench.begin(continues=True)  # the next training in the directory
@@ -542,7 +542,7 @@ def test_a_copy_takes_the_time_that_its_speed_allows(tmp_path: Path) -> None:
 def test_a_copy_waits_in_links_where_the_disk_has_them(bench: Bench, faults: Faults) -> None:
     faults.error = ConnectionError("away")
     path = bench.save(10)
-    link = bench.mirror.outbox / "checkpoint-10" / "model.safetensors"
+    link = bench.mirror.outbox.path / "checkpoint-10" / "model.safetensors"
     assert os.path.samefile(link, path / "model.safetensors")
     faults.error = None
 
@@ -617,7 +617,7 @@ def test_run_ends_within_a_minute_though_a_call_of_the_store_hangs(
     bench.end()
     assert bench.clock.now() < 60
     assert "has no copy of checkpoint-10: the store does not answer" in caplog.text
-    assert str(bench.mirror.outbox) in caplog.text
+    assert str(bench.mirror.outbox.path) in caplog.text
     faults.answers.set()  # an hour later
     thread.join(REAL_S)
     assert not thread.is_alive()
@@ -642,8 +642,8 @@ def test_links_in_the_outbox_are_no_checkpoints(bench: Bench, tmp_path: Path) ->
     bench.save(10)
     bench.until_sent(10)
     shutil.copytree(bench.folder / "checkpoint-10", tmp_path / "victim")
-    bench.mirror.outbox.mkdir(exist_ok=True)
-    (bench.mirror.outbox / "checkpoint-30").symlink_to(tmp_path / "victim")
+    bench.mirror.outbox.path.mkdir(exist_ok=True)
+    (bench.mirror.outbox.path / "checkpoint-30").symlink_to(tmp_path / "victim")
     bench.save(20)
     bench.until_sent(20)
     bench.mirror.end()

@@ -15,7 +15,9 @@ import pytest
 from trainwright.capabilities.mixture.dataset import MixtureDataset
 from trainwright.capabilities.mixture.order import MixtureOrder, ShareCurve, mixture_order
 from trainwright.capabilities.mixture.plan import MixturePlan
+from trainwright.capabilities.packing.plan import RowPlan
 from trainwright.capabilities.quarantine.sample_filter import QuarantinedSamples
+from trainwright.capabilities.token_budget.plan import BudgetPlan
 from trainwright.config.plans import LoaderPlan, SamplingPlan
 from trainwright.data.batches import EpochBatches
 from trainwright.data.dataloader import build_dataloader
@@ -260,7 +262,12 @@ TOKENS: dict[str, Any] = {"strategy": "random", "micro_batches": 1, "num_process
 
 
 @pytest.mark.parametrize(
-    "how", [{"max_tokens": 64, "batch_size": 8}, {"row_length": 64, "batch_size": 2}], ids=["budget", "packing"]
+    "how",
+    [
+        {"batching": BudgetPlan(text="budget", max_tokens=64), "batch_size": 8},
+        {"batching": RowPlan(text="rows", row_length=64), "batch_size": 2},
+    ],
+    ids=["budget", "packing"],
 )
 def test_batches_formed_by_length_keep_shares_and_resume(how: dict[str, Any]) -> None:
     draw = random.Random(1)
@@ -383,6 +390,7 @@ def test_a_row_in_quarantine_gives_its_place_to_another_of_its_source() -> None:
 def test_another_mixture_of_formed_batches_is_refused_within_an_epoch() -> None:
     items = [{"input_ids": [0] * 4}] * 40
     dataset = MixtureDataset({"a": items[:20], "b": items[20:]})
+    budget = BudgetPlan(text="budget", max_tokens=16)
     orders = []
     for share in (0.2, 0.4):
         mixture = MixturePlan(
@@ -393,7 +401,7 @@ def test_another_mixture_of_formed_batches_is_refused_within_an_epoch() -> None:
             num_steps=None,
             num_epochs=1,
         )
-        orders.append(training_order(dataset, SamplingPlan(**TOKENS, max_tokens=16, batch_size=8, order=mixture)))
+        orders.append(training_order(dataset, SamplingPlan(**TOKENS, batching=budget, batch_size=8, order=mixture)))
     loaders = [
         build_dataloader(dataset, LoaderPlan(batch_size=8, seed=3, is_training=True), sampler=one, collate=list)
         for one in orders

@@ -9,9 +9,11 @@ import pytest
 from torch.utils.data import DataLoader
 
 import trainwright
+from trainwright.capabilities.packing.plan import RowPlan
 from trainwright.capabilities.quarantine.file import QUARANTINE_NAME, add_to_quarantine, read_quarantine
 from trainwright.capabilities.quarantine.sample_filter import QuarantinedSamples, find_substitutes
-from trainwright.config.plans import SamplingPlan
+from trainwright.capabilities.token_budget.plan import BudgetPlan
+from trainwright.config.plans import Batching, SamplingPlan
 from trainwright.data.batches import EpochBatches
 from trainwright.data.filter import without
 from trainwright.data.loader import Loader
@@ -275,9 +277,11 @@ def test_batches_formed_by_length_lose_the_sample() -> None:
     assert without(rows, {2, 3}) == [[(0, 0, 3)], [(1, 0, 2)]]
 
 
-@pytest.mark.parametrize("formed", [{"max_tokens": 8}, {"row_length": 8}], ids=["budget", "packed"])
-def test_a_batch_of_which_nothing_is_left_is_another_one(formed: dict[str, Any]) -> None:
-    plan = SamplingPlan(strategy="random", batch_size=1, micro_batches=1, num_processes=1, seed=0, **formed)
+@pytest.mark.parametrize(
+    "formed", [BudgetPlan(text="budget", max_tokens=8), RowPlan(text="rows", row_length=8)], ids=["budget", "packed"]
+)
+def test_a_batch_of_which_nothing_is_left_is_another_one(formed: Batching) -> None:
+    plan = SamplingPlan(strategy="random", batch_size=1, micro_batches=1, num_processes=1, seed=0, batching=formed)
     order: Any = training_order([{"input_ids": [1] * length} for length in (8, 3, 3, 2, 8, 2)], plan)
     batches = EpochBatches(order, 1)
     before = list(batches)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from trainwright import TrainerCallback
+from trainwright import TrainerCallback, capability_table
 from trainwright.capabilities.recorded_values.fingerprint import distance, fingerprint, only_place
 from trainwright.capabilities.recorded_values.value_comparison import read_values, values_file
 from trainwright.checkpoint import rng
@@ -205,6 +205,22 @@ def test_both_trainers_stay_as_they_are(tmp_path: Path) -> None:
     assert not any(differing(old, weights(trainer.model)) for old, trainer in zip(before, (one, other), strict=True))
     assert [hooks for module in one.model.modules() for hooks in module._forward_hooks] == []
     assert not any(values_file(tmp_path / name, 0).exists() for name in ("one", "other"))
+
+
+CALLS: dict[str, Callable[[Any], object]] = {
+    "compare_with()": lambda trainer: trainer.compare_with(trainer),
+    "check(against=...)": lambda trainer: trainer.check(against="transformers==5.0.0"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_without_the_capability_says_what_it_needs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = tuple(row for row in capability_table.TABLE if row.name != "recorded_values")
+    monkeypatch.setattr(capability_table, "TABLE", others)
+    with pytest.raises(NotImplementedError, match=rf"^{re.escape(name)} needs the capability 'recorded_values'"):
+        CALLS[name](make_trainer(tmp_path))
 
 
 def trained(folder: Path, **parts: Any) -> Any:

@@ -7,10 +7,8 @@ one operation computes the losses of all. They are read back in one copy, and ac
     segment  consecutive values that belong to one sample: a single value in classification, the values of a text, or of
              each sample in a packed row
 
-How a model computes its loss is found by trial: the usual formula whose mean equals the loss of the first micro-batch
-is used. The cross-entropy of tokens is not recomputed if the backward pass keeps its log-probabilities, so that the
-values only need to be looked up. If no formula matches, each sample gets the mean loss of its micro-batch, and the log
-says so.
+`formulas.py` finds out how a model computes its loss. If no formula matches, each sample gets the mean loss of its
+micro-batch, and the log says so.
 """
 
 from __future__ import annotations
@@ -20,14 +18,20 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from torch.nn import functional
 from torch.utils.data import IterableDataset
 
-from trainwright._types import IGNORE_INDEX, Batch, DatasetLike, Piece, SampleIds
+from trainwright._types import Batch, DatasetLike, Piece, SampleIds
+from trainwright.capabilities.ledger.formulas import (
+    IGNORED,
+    Formula,
+    find_formula,
+    find_kept_losses,
+    find_tensors,
+)
 from trainwright.capabilities.ledger.rows import LedgerRows
 from trainwright.capabilities.ledger.table import LEDGER_NAME, Array, Ledger, write_table
 from trainwright.checkpoint.deferred_io import IMMEDIATE
@@ -42,14 +46,9 @@ from trainwright.support.tensor_tree import count_samples
 
 logger = logging.getLogger(__name__)
 
-IGNORED = -1.0  # value of a label that does not count: the losses here are never negative
 HELD_LOGITS = 2**20  # logits kept on the device before losses are computed
-AT_ONCE = 2**24  # limit of logits with log-probabilities in memory at once
 HELD_BATCHES = 64  # micro-batches kept before losses are computed
 HELD_GROUPS = 16  # results of such computations waiting on the device for a log or a save
-MOST_DEPTH = 4  # operations between a cross-entropy and the loss
-TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 3e-2}  # tolerance for rounding of a loss
-ROUNDING = 1e-4  # the same for other dtypes
 MEAN_ONLY = (
     "The ledger records for each sample the mean loss of its micro-batch: {reason}. A custom loss can return "
     "LossOutput(loss, sample_losses=...) with one number per sample."
@@ -60,56 +59,88 @@ MEAN_ONLY = (
 Noted = tuple[int, SampleIds, int]
 
 
-class Formula(NamedTuple):
-    """Formula by which a model computes its loss from logits and labels."""
+class WindowSamples:
+    """The samples of each micro-batch of a window, in turn.
 
-    # "ce", "mse", "bce"; or, with token losses in place of logits, "given" by a loss kernel, or "kept" (`kept_losses`)
-    kind: str
-    shifts: bool = False  # the logits at position i are compared with label i + 1
-    smoothing: float = 0.0  # weight of the uniform target
+    Attributes:
+        window: the window.
+        num_parts: parts of each micro-batch.
+        place: the next micro-batch, or the next row of the window with several parts.
+        sample_ids: ids for each micro-batch of the window.
+    """
 
-    def flat(self, logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns logits (values, ...) and labels in a form that can be concatenated with other micro-batches."""
-        if self.kind == "kept":
-            return logits, labels
-        if self.kind in ("mse", "bce"):
-            return logits.reshape(len(labels), -1), labels.reshape(len(labels), -1)
-        if logits.ndim == 2 and self.kind == "ce":
-            return logits, labels.reshape(-1)
-        if self.shifts:
-            logits = logits[:, :-1]
-            labels = labels[:, 1:]
-        return logits.reshape(-1, *logits.shape[2:]), labels.reshape(-1)
+    __slots__ = ("num_parts", "place", "sample_ids", "window")
 
-    def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Returns the values for flat logits and labels, float32."""
-        if self.kind in ("given", "kept"):
-            return logits.masked_fill(labels == IGNORE_INDEX, IGNORED)
-        if self.kind != "ce":
-            logits = logits.float()
-            labels = labels.float()
-            function = functional.mse_loss if self.kind == "mse" else functional.binary_cross_entropy_with_logits
-            return function(logits, labels, reduction="none").mean(dim=1)
-        size = max(AT_ONCE // logits.shape[-1], 1)
-        parts = [
-            functional.cross_entropy(one.float(), label, reduction="none", label_smoothing=self.smoothing)
-            for one, label in zip(torch.split(logits, size), torch.split(labels, size), strict=True)
-        ]
-        values = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return values.masked_fill_(labels == IGNORE_INDEX, IGNORED)
+    def __init__(self, window: Any = None, *, num_parts: int = 1, sample_ids: Sequence[SampleIds] = ()) -> None:
+        self.window = window  # a loop.fit.Window
+        self.num_parts = num_parts
+        self.place = 0
+        self.sample_ids = sample_ids
+
+    def take_rows(self, inputs: Batch) -> SampleIds:
+        """Returns the samples in each row of the next micro-batch, or of a part of one; empty if unknown."""
+        place = self.place
+        if self.num_parts > 1:
+            rows: SampleIds = [row for ids in self.sample_ids for row in ids]
+            self.place += count_samples(inputs) or 1
+            return rows[place : self.place]
+        self.place += 1
+        rows = self.sample_ids[place]
+        if rows and isinstance(inputs, Mapping) and "cu_seq_lens_q" in inputs:  # all rows are joined into one
+            return [[piece for row in rows for piece in row]]  # type: ignore[union-attr]
+        return rows
 
 
-def formulas(logits: torch.Tensor, labels: torch.Tensor, *, shifts: bool, smoothing: float) -> Iterator[Formula]:
-    """Yields the formulas that may have produced a loss from tensors of these shapes, most likely first."""
-    if not labels.is_floating_point():
-        if labels.ndim >= 2 and logits.shape[:-1] == labels.shape:
-            yield from (Formula("ce", one, smoothing) for one in (shifts, not shifts))
-        elif logits.ndim == 2 and len(logits) == labels.numel() and logits.shape[1] > 1:
-            yield Formula("ce", smoothing=smoothing)
-        if labels.ndim == 2 and logits.shape == labels.shape:
-            yield from (Formula("given", one) for one in (shifts, not shifts))
-    if logits.numel() == labels.numel():
-        yield from (Formula("mse"), Formula("bce"))
+class HeldBatches:
+    """Micro-batches on the device, until their losses are computed, and these losses until they are read.
+
+    Attributes:
+        measured: micro-batches with their losses.
+    """
+
+    __slots__ = ("_labels", "_logits", "_num_logits", "_pending", "measured")
+
+    def __init__(self) -> None:
+        self.measured: list[tuple[list[Noted], torch.Tensor]] = []
+        self._pending: list[Noted] = []
+        self._logits: list[torch.Tensor] = []  # for `_pending`, with their labels
+        self._labels: list[torch.Tensor] = []
+        self._num_logits = 0
+
+    def add(self, batch: Noted, logits: torch.Tensor, labels: torch.Tensor, num_logits: int) -> bool:
+        """Adds a micro-batch; returns True once there are so many that their losses should be computed."""
+        self._pending.append(batch)
+        self._logits.append(logits)
+        self._labels.append(labels)
+        self._num_logits += num_logits
+        return self._num_logits > HELD_LOGITS or len(self._pending) == HELD_BATCHES
+
+    def measure(self, formula: Formula | None, *, is_flat: bool) -> None:
+        """Computes the losses by a formula, on the device; `is_flat`: logits and labels have one value for each row."""
+        if not self._pending:
+            return
+        assert formula is not None
+        logits = self._logits
+        labels = self._labels
+        with torch.no_grad():
+            if not is_flat:
+                logits, labels = zip(*map(formula.flat, logits, labels), strict=True)  # type: ignore[assignment]
+            self.measured.append((self._pending, formula.losses(torch.cat(logits), torch.cat(labels))))
+        self._pending = []
+        self._logits = []
+        self._labels = []
+        self._num_logits = 0
+
+    def drop_step(self, step: int) -> None:
+        """Makes the losses of a step count no more."""
+        for batches in (self._pending, *(batches for batches, _ in self.measured)):
+            batches[:] = [(0 if one == step else one, rows, width) for one, rows, width in batches]
+
+    def take_measured(self) -> list[tuple[list[Noted], torch.Tensor]]:
+        """Returns the micro-batches with losses, and forgets them."""
+        taken = self.measured
+        self.measured = []
+        return taken
 
 
 class SampleLosses(Extension):
@@ -160,21 +191,12 @@ class SampleLosses(Extension):
         self.ledger = Ledger() if keeps_ledger else None  # all processes, since the last `joined`
         self._own = Ledger() if keeps_ledger and engine.num_replicas > 1 else self.ledger  # this process, since then
         self._formula: Formula | None = None
-        self._depth = 0  # operations below the loss at which the cross-entropy is, if the formula is "kept"
         self._is_tried = False
         self._writes = writes
         self._is_plain = False  # a sample has one label, as in most classifications: the fastest path
         self._num_classes = 1
-        self._pending: list[Noted] = []
-        self._logits: list[torch.Tensor] = []  # for `_pending`, with their labels
-        self._labels: list[torch.Tensor] = []
-        self._num_logits = 0
-        self._measured: list[tuple[list[Noted], torch.Tensor]] = []
-        self._window: object = None
-        # number of parts of a micro-batch; the next part, or the next row with several parts
-        self._num_parts = 1
-        self._place = 0
-        self._sample_ids: Sequence[SampleIds] = ()  # for each micro-batch of the window
+        self._held = HeldBatches()
+        self._window = WindowSamples()
 
     # -- in a step -----------------------------------------------------------------------------------------------------
 
@@ -191,46 +213,48 @@ class SampleLosses(Extension):
         seen: tuple[Any, Batch] | None,
     ) -> None:
         progress = self._run.progress
-        if progress.window.current is not self._window or progress.window.num_parts != self._num_parts:
-            self._begin_window(progress)
-        place = self._place
+        window = self._window
+        if progress.window.current is not window.window or progress.window.num_parts != window.num_parts:
+            window = self._begin_window(progress)
         step = progress.state.global_step + 1
         if self._is_plain and seen is not None and type(inputs) is dict:
             outputs, batch = seen
-            rows = self._sample_ids[place]
+            rows = window.sample_ids[window.place]
             logits = outputs["logits"]
             num = logits.numel()
             if len(rows) * self._num_classes == num:
-                self._place = place + 1
+                window.place += 1
                 self._hold((step, rows, 1), logits.detach(), batch["labels"], num)
                 return
-        rows = self._find_rows(inputs, progress)
+        rows = window.take_rows(inputs)
+        if not rows and window.num_parts == 1:
+            self._say("samples of this stream, or of your own dataloader, are not in the ledger: they have no index")
         if not rows or stands_in(inputs):
             return
         if isinstance(loss, LossOutput):
             if loss.sample_losses is not None:
                 rows = singly(rows)
-                self._measured.append(([(step, rows, 0)], _checked(loss.sample_losses, len(rows))))
+                self._held.measured.append(([(step, rows, 0)], _checked(loss.sample_losses, len(rows))))
                 return
             loss = loss.loss
         tensors = None
         if seen is not None:
             model = self._engine.unwrap(self._run.setup.model)
-            tensors = _tensors(*seen, inputs, given=token_losses(model))
+            tensors = find_tensors(*seen, inputs, given=token_losses(model))
         if not self._is_tried:
-            self._try_formulas(tensors, loss, inputs, num_items)
+            self._find_formula(tensors, loss, inputs, num_items)
         formula = self._formula
         if formula is None or tensors is None:
             rows = singly(rows)
             mean = self._run.losses.rule.compute_mean(loss.detach(), inputs, num_items).reshape(1)
-            self._measured.append(([(step, rows, 0)], mean.expand(len(rows))))
+            self._held.measured.append(([(step, rows, 0)], mean.expand(len(rows))))
             return
         logits, labels = tensors
         if len(rows) != len(labels):
             self._say(f"a batch has {len(labels)} rows for {len(rows)} samples, so they are not in the ledger")
             return
         if formula.kind == "kept":
-            kept = kept_losses(loss, self._depth)
+            kept = find_kept_losses(loss, formula.depth)
             if kept is None:  # this loss was computed differently
                 self._measure()
                 formula = self._formula = formula._replace(kind="ce")
@@ -240,7 +264,7 @@ class SampleLosses(Extension):
                 return
         is_known = seen is not None and "labels" in seen[1] and isinstance(seen[0], Mapping)
         self._is_plain = self._is_plain or (
-            is_known and formula.kind == "ce" and labels.ndim == 1 and type(rows[0]) is int and self._num_parts == 1
+            is_known and formula.kind == "ce" and labels.ndim == 1 and type(rows[0]) is int and window.num_parts == 1
         )
         width = 1 if formula.kind in ("mse", "bce") else labels.numel() // len(labels) - formula.shifts
         self._num_classes = logits.shape[-1]
@@ -248,74 +272,35 @@ class SampleLosses(Extension):
 
     def _hold(self, batch: Noted, logits: torch.Tensor, labels: torch.Tensor, num_logits: int) -> None:
         """Keeps a micro-batch until losses are computed, which happens once there are many."""
-        self._pending.append(batch)
-        self._logits.append(logits)
-        self._labels.append(labels)
-        self._num_logits += num_logits
-        if self._num_logits > HELD_LOGITS or len(self._pending) == HELD_BATCHES:
+        if self._held.add(batch, logits, labels, num_logits):
             self._measure()
 
-    def _begin_window(self, progress: Any) -> None:
-        self._window = progress.window.current
-        self._num_parts = progress.window.num_parts
-        self._place = 0
-        self._sample_ids = progress.window.current.sample_ids
-        if not self._sample_ids:
+    def _begin_window(self, progress: Any) -> WindowSamples:
+        current = progress.window.current
+        sample_ids = current.sample_ids
+        if not sample_ids:
             self._say("the trainer did not read the batches of the step, so their samples are unknown")
-            self._sample_ids = [[]] * len(progress.window.current.batches)
-        self._is_plain = self._is_plain and self._num_parts == 1
+            sample_ids = [[]] * len(current.batches)
+        num_parts = progress.window.num_parts
+        self._window = WindowSamples(current, num_parts=num_parts, sample_ids=sample_ids)
+        self._is_plain = self._is_plain and num_parts == 1
+        return self._window
 
-    def _find_rows(self, inputs: Batch, progress: Any) -> SampleIds:
-        """Returns the samples in each row of a micro-batch, or of a part of one; empty if unknown."""
-        batches = self._sample_ids
-        place = self._place
-        if self._num_parts > 1:
-            rows: SampleIds = [row for ids in batches for row in ids]
-            self._place += count_samples(inputs) or 1
-            return rows[place : self._place]
-        self._place += 1
-        rows = batches[place]
-        if not rows:
-            self._say("samples of this stream, or of your own dataloader, are not in the ledger: they have no index")
-        elif isinstance(inputs, Mapping) and "cu_seq_lens_q" in inputs:  # all rows are joined into one
-            return [[piece for row in rows for piece in row]]  # type: ignore[union-attr]
-        return rows
-
-    def _try_formulas(
+    def _find_formula(
         self, tensors: tuple[torch.Tensor, torch.Tensor] | None, loss: torch.Tensor, inputs: Batch, num_items: Any
     ) -> None:
         """Finds the formula of the model's loss from the first micro-batch; reads its loss back, once per run."""
         self._is_tried = True
         reason = "the logits and labels of its loss are not available"
         if tensors is not None:
-            logits, labels = (one.detach() for one in tensors)
-            mean = float(self._run.losses.rule.compute_mean(loss.detach(), inputs, num_items))
-            allowed = max(TOLERANCE.get(one.dtype, ROUNDING) for one in (logits, loss))
-            shifts = self._run.losses.rule.shifts_labels and "shift_labels" not in inputs
-            for formula in formulas(logits, labels, shifts=shifts, smoothing=self._smoothing):
-                values = formula.losses(*formula.flat(logits, labels))
-                found = float(values[values != IGNORED].mean())
-                if abs(found - mean) <= allowed * max(abs(mean), 1.0):
-                    self._formula = formula
-                    if formula.kind == "ce" and labels.ndim == 2 and not self._smoothing:
-                        self._look_for_kept(loss, values, labels, shifts=formula.shifts)
-                    return
+            rule = self._run.losses.rule
+            mean = float(rule.compute_mean(loss.detach(), inputs, num_items))
+            shifts = rule.shifts_labels and "shift_labels" not in inputs
+            self._formula = find_formula(*tensors, loss, mean=mean, shifts=shifts, smoothing=self._smoothing)
+            if self._formula is not None:
+                return
             reason = f"the loss of the first micro-batch, {mean:.4g}, is not the mean of a known loss of its logits"
         self._say(MEAN_ONLY.format(reason=reason))
-
-    def _look_for_kept(self, loss: torch.Tensor, values: torch.Tensor, labels: torch.Tensor, *, shifts: bool) -> None:
-        """Checks whether the backward pass of the first micro-batch keeps the losses of its tokens, and where."""
-        values = values[values != IGNORED]
-        for depth in range(MOST_DEPTH):
-            kept = kept_losses(loss, depth)
-            if kept is not None and kept[0].numel() in (labels.numel(), labels.numel() - len(labels) * shifts):
-                counted = kept[0][kept[1] != IGNORE_INDEX]
-                if counted.shape == values.shape and torch.allclose(
-                    counted.float(), values, rtol=ROUNDING, atol=ROUNDING
-                ):
-                    self._formula = Formula("kept", shifts)
-                    self._depth = depth
-                return
 
     def _say(self, text: str) -> None:
         if text not in self._said:
@@ -331,39 +316,24 @@ class SampleLosses(Extension):
 
     def refused(self, step: int) -> None:
         """Removes the losses of a step that had no update, or that is repeated."""
-        for batches in (self._pending, *(batches for batches, _ in self._measured)):
-            batches[:] = [(0 if one == step else one, rows, width) for one, rows, width in batches]
+        self._held.drop_step(step)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def _measure(self) -> None:
         """Computes the pending losses, on the device."""
-        if not self._pending:
-            return
-        formula = self._formula
-        assert formula is not None
-        with torch.no_grad():
-            logits = self._logits
-            labels = self._labels
-            if not self._is_plain:
-                logits, labels = zip(*map(formula.flat, logits, labels), strict=True)  # type: ignore[assignment]
-            self._measured.append((self._pending, formula.losses(torch.cat(logits), torch.cat(labels))))
-        self._pending = []
-        self._logits = []
-        self._labels = []
-        self._num_logits = 0
+        self._held.measure(self._formula, is_flat=self._is_plain)
 
     def settle(self) -> None:
         """Reads the losses back before a log or a save: for metrics by source, or if there are many."""
-        if self._locate is not None or len(self._measured) >= HELD_GROUPS:
+        if self._locate is not None or len(self._held.measured) >= HELD_GROUPS:
             self._read()
 
     def _read(self) -> None:
         """Reads the losses back; adds them to the ledger, and to the next log's numbers for each source."""
         self._settle_guard()  # steps that it refused do not count
         self._measure()
-        measured = self._measured
-        self._measured = []
+        measured = self._held.take_measured()
         if not measured:
             return
         read = torch.cat([values.float() for _, values in measured]).cpu().double().numpy()
@@ -478,21 +448,6 @@ class SampleLosses(Extension):
         sink.put((), lambda nothing: write_table(self.rows.table(noted, about), folder / LEDGER_NAME))
 
 
-def kept_losses(loss: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Returns the losses of the labels of a cross-entropy, and the labels, from the tensors its backward pass keeps.
-
-    `depth`: operations between the cross-entropy and the loss, such as a division. None if another operation is found.
-    """
-    node: Any = loss.grad_fn  # torch has no types for the nodes of its graph
-    for _ in range(depth):
-        node = node.next_functions[0][0] if node is not None and node.next_functions else None
-    if type(node).__name__ != "NllLossBackward0":
-        return None
-    with torch.no_grad():
-        labels = node._saved_target
-        return functional.nll_loss(node._saved_self, labels, reduction="none", ignore_index=IGNORE_INDEX), labels
-
-
 def singly(rows: SampleIds) -> SampleIds:
     """Returns the same samples, each in its own row."""
     return rows if not rows or isinstance(rows[0], int) else [[piece] for row in rows for piece in row]  # type: ignore[union-attr]
@@ -513,25 +468,6 @@ def segments(rows: Sequence[list[Piece]], width: int, *, shifts: bool) -> Iterat
             is_first = False
         if left > 0:
             yield -1, left, 0
-
-
-def _tensors(
-    outputs: Any, inputs: Batch, collated: Batch, *, given: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Returns logits, or their substitute, and labels of a forward pass on one device; None if there are none."""
-    if not hasattr(inputs, "get") or not hasattr(collated, "get"):  # labels are found by name
-        return None
-    logits = given
-    if logits is None and isinstance(outputs, Mapping):
-        logits = outputs.get("logits")
-    elif logits is None:
-        many = outputs if isinstance(outputs, (tuple, list)) else ()
-        logits = next((one for one in many if isinstance(one, torch.Tensor) and one.ndim), None)
-    for name in ("shift_labels", "labels"):
-        labels = inputs.get(name, collated.get(name))
-        if isinstance(labels, torch.Tensor) and labels.ndim and isinstance(logits, torch.Tensor) and logits.ndim:
-            return logits, labels if labels.device == logits.device else labels.to(logits.device, non_blocking=True)
-    return None
 
 
 def _checked(losses: torch.Tensor, num_rows: int) -> torch.Tensor:

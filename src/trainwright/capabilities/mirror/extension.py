@@ -14,7 +14,8 @@ from typing import Any
 from trainwright.capabilities.lease.lease import Obstacle, take
 from trainwright.capabilities.mirror.clock import MirrorClock, Pace, SystemClock
 from trainwright.capabilities.mirror.lease import RemoteLease
-from trainwright.capabilities.mirror.mirror import Mirror, outbox_path
+from trainwright.capabilities.mirror.mirror import Mirror
+from trainwright.capabilities.mirror.outbox import outbox_path
 from trainwright.capabilities.mirror.parts import Helper, names_to_send
 from trainwright.capabilities.mirror.plan import MirrorPlan
 from trainwright.capabilities.mirror.remote import Copy, RemoteStore

@@ -12,14 +12,13 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import xxhash
-
-from trainwright._types import MANIFEST_NAME, counted
+from trainwright._types import counted
 from trainwright.capabilities.mirror.clock import END_PATIENCE_S, MirrorClock, Signs, SystemClock
-from trainwright.capabilities.mirror.parts import PREFIX
+from trainwright.capabilities.mirror.outbox import Outbox, best_step
 from trainwright.capabilities.mirror.plan import MirrorPlan
 from trainwright.capabilities.mirror.remote import RUN_FILES, RUN_FOLDER, Copy, RemoteStore
 from trainwright.capabilities.mirror.store_client import reason
@@ -27,7 +26,7 @@ from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.store import CheckpointStore, Keep, Saved, to_remove
 from trainwright.errors import CheckpointError, CheckpointWriteError
-from trainwright.support.door import OwnFolder, RelativeName
+from trainwright.support.door import RelativeName
 from trainwright.support.repeats import RepeatedFailures
 from trainwright.support.units import duration_text, size_text
 
@@ -36,7 +35,6 @@ logger = logging.getLogger(__name__)
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 120.0
 NICENESS = 5  # priority of the thread, if the system supports thread priorities
-PARTIAL = ".partial"
 
 
 class MirrorClaim(Protocol):
@@ -44,6 +42,14 @@ class MirrorClaim(Protocol):
 
     def confirm(self) -> int:
         """Returns the number of this run's lease; raises CheckpointWriteError where another run has the URL."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """A time in which every attempt fails."""
+
+    since_s: float  # on the clock of the mirror
+    first: BaseException  # failure of the first attempt
 
 
 class Mirror:
@@ -70,8 +76,7 @@ class Mirror:
         clock: MirrorClock | None = None,
         failures: RepeatedFailures | None = None,
     ) -> None:
-        self.outbox = outbox_path(folder, plan.url)
-        self._own = OwnFolder(folder)
+        self.outbox = Outbox(folder, plan.url)
         # Returns the files of a checkpoint that this process sends under a lease; when it ends, all files are there.
         self.names: Callable[[Manifest, int], Iterable[str]] = all_files
         # Returns steps whose copies stay: the best so far, and those that may become it, as their evaluations are open.
@@ -83,7 +88,6 @@ class Mirror:
         self._tell = tell
         self._clock = SystemClock() if clock is None else clock
         self.signs = Signs()  # that the thread gets on
-        self._lock = threading.Lock()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._last: Path | None = None  # newest checkpoint of the run, copied or not
@@ -95,8 +99,7 @@ class Mirror:
         self._is_cleaned = False
         self._is_lost = False  # another run has the URL
         self._is_left = False  # it did not end in time: it sends nothing more
-        self._failed_since: float | None = None  # since when every attempt fails
-        self._failure: BaseException | None = None  # the first of these attempts
+        self._outage: Outage | None = None
         self._failures = RepeatedFailures() if failures is None else failures
 
     # -- called by the run ---------------------------------------------------------------------------------------------
@@ -109,9 +112,7 @@ class Mirror:
         `known` are the checkpoints under the URL of the run that is continued.
         """
         self._staged_at = max((one.written_at for one in known), default=None)
-        for name in self._names():
-            if not continues or name.endswith(PARTIAL) or name.startswith(PREFIX):
-                self._remove(name)
+        self.outbox.clear(keeps_checkpoints=continues)
         self._thread = threading.Thread(target=self._work, name="trainwright-mirror", daemon=True)
         self._thread.start()
         self._wake.set()
@@ -141,7 +142,7 @@ class Mirror:
                 wanted[best] = (path, of_best)
         try:
             for path, listed in wanted.values():
-                self._link(path, listed)
+                self.outbox.add(path, listed)
         except (OSError, ValueError) as error:  # ValueError: a name in a manifest leads out of its checkpoint
             if self._failures.is_new(error):
                 logger.warning(
@@ -161,40 +162,11 @@ class Mirror:
             manifest = Manifest.read(path)
             if manifest is not None and manifest.run_id == newest.run_id and not self._has(manifest):
                 with suppress(OSError, ValueError):  # it is in the run's directory, at least
-                    self._link(path, manifest)
+                    self.outbox.add(path, manifest)
 
     def _has(self, manifest: Manifest) -> bool:
         """Returns True if there is a copy of a checkpoint."""
         return any(one.identity == manifest.identity for one in list((self._sent or {}).values()))
-
-    def _link(self, checkpoint: Path, manifest: Manifest) -> None:
-        target = self.outbox / checkpoint.name
-        there = Manifest.read(target)
-        if there is not None and there.identity == manifest.identity:
-            return
-        partial = f"{target.name}{PARTIAL}"
-        self._remove(partial)
-        for name in (*manifest.files, MANIFEST_NAME):
-            self._own.take_in(checkpoint / RelativeName.parse(name), self._name(partial, name), links=True)
-        with self._lock:
-            self._remove(target.name)
-            self._own.rename(self._name(partial), self._name(target.name))
-
-    def _name(self, *parts: str) -> RelativeName:
-        """Returns a name in the outbox, below the run's directory."""
-        return RelativeName.parse("/".join((self.outbox.name, *parts)))
-
-    def _names(self) -> list[RelativeName]:
-        """Returns the names in the outbox; none if that is a link, which is not followed."""
-        try:
-            return self._own.names(self._name())
-        except OSError:
-            return []
-
-    def _remove(self, name: str) -> None:
-        """Removes what has a name in the outbox, as far as that can be removed."""
-        with suppress(OSError):
-            self._own.remove(self._name(name))
 
     def end(self) -> None:
         """Sends the newest checkpoint and the files of the run, and waits for it; a store that is away is left."""
@@ -209,7 +181,7 @@ class Mirror:
             self._stage_kept(manifest)
         self._is_ending = True
         self._wake.set()
-        if any(True for _ in self._waiting()):
+        if any(True for _ in self.outbox.waiting()):
             logger.info("Waiting for copies to %s.", self._store)
         self._is_left = not self.signs.wait_for(thread, self._clock)
         if self._failures.num_repeated:
@@ -218,18 +190,17 @@ class Mirror:
                 self._store,
                 counted(self._failures.num_repeated, "more time"),
             )
-        waiting = [path.name for path, _ in self._waiting()]
+        waiting = [path.name for path, _ in self.outbox.waiting()]
         if waiting and not self._is_lost:
             logger.warning(
                 "%s has no copy of %s: %s. The files wait in %s; resume the run in this directory to send them.",
                 self._store,
                 ", ".join(waiting),
                 "the store does not answer" if self._is_left else "the store could not be reached",
-                self.outbox,
+                self.outbox.path,
             )
         else:
-            with suppress(OSError):
-                self.outbox.rmdir()
+            self.outbox.remove_if_empty()
 
     # -- on the thread -------------------------------------------------------------------------------------------------
 
@@ -250,11 +221,10 @@ class Mirror:
                 if self._is_left:
                     return
                 now = self._clock.now()
-                if self._failed_since is None:
+                if self._outage is None:
                     self._say_failure(error)
-                    self._failed_since = now
-                    self._failure = error
-                if is_ending and now - self._failed_since >= END_PATIENCE_S:
+                    self._outage = Outage(now, error)
+                if is_ending and now - self._outage.since_s >= END_PATIENCE_S:
                     return
                 self._clock.wait(self._wake, pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S if not self._is_ending else FIRST_PAUSE_S)
@@ -273,7 +243,7 @@ class Mirror:
                 "answers.",
                 self._store,
                 reason(error),
-                self.outbox,
+                self.outbox.path,
             )
         self._tell(error=reason(error))
 
@@ -283,46 +253,26 @@ class Mirror:
 
     def _send_all(self) -> None:
         """Sends the waiting checkpoints, newest first, then the files of the run."""
-        self._tidy()
+        self.outbox.take_newest(self.keeps())
         self._number = self._claim.confirm()
-        if self._failed_since is None:
+        if self._outage is None:
             self.signs.give()
         if self._sent is None:
             if not self._is_cleaned:
                 self._store.clean(self._number)
                 self._is_cleaned = True
             self._sent = dict(self._store.found())
-        while (upload := self._tidy()) is not None:
+        while (upload := self.outbox.take_newest(self.keeps())) is not None:
             self._send(*upload)
         self._send_files()
-        if self._failed_since is not None:
-            away_s = self._clock.now() - self._failed_since
-            self._failed_since = None
-            if self._failure is not None and self._failures.is_first_recovery(self._failure):
+        outage = self._outage
+        if outage is not None:
+            away_s = self._clock.now() - outage.since_s
+            self._outage = None
+            if self._failures.is_first_recovery(outage.first):
                 logger.warning(
                     "%s answers again after %s; nothing is missing there.", self._store, duration_text(away_s)
                 )
-            self._failure = None
-
-    def _tidy(self) -> tuple[Path, Manifest] | None:
-        """Removes checkpoints that a newer one replaces, but none that is or may be the best; returns the newest."""
-        kept = self.keeps()
-        with self._lock:
-            waiting = list(self._waiting())
-            if not waiting:
-                return None
-            newest, _ = waiting[0]
-            best = best_step(newest)
-            for path, manifest in waiting[1:]:
-                if manifest.step != best and manifest.step not in kept:
-                    self._remove(path.name)
-            return waiting[0]
-
-    def _waiting(self) -> Iterator[tuple[Path, Manifest]]:
-        """Yields the checkpoints in the outbox, the newest first."""
-        paths = [self.outbox / name for name in self._names()]
-        found = [(path, Manifest.read(path)) for path in paths if Copy.parse(path.name) is not None]
-        yield from sorted(((p, m) for p, m in found if m is not None), key=lambda one: one[1].step, reverse=True)
 
     def _send(self, folder: Path, manifest: Manifest) -> None:
         assert self._sent is not None
@@ -339,7 +289,7 @@ class Mirror:
             except (CheckpointError, FileNotFoundError) as error:
                 if isinstance(error, CheckpointWriteError):
                     raise
-                if not self._is_current(folder, manifest):
+                if not self.outbox.is_current(folder, manifest):
                     return  # it is queued again
                 if Checkpoint(folder).find_problem() is None:
                     raise
@@ -352,9 +302,7 @@ class Mirror:
             self._sent[Copy(manifest.step, self._number)] = manifest
             self.signs.give()
         best = best_step(folder)
-        with self._lock:
-            if self._is_current(folder, manifest):  # no newer one of this step arrived meanwhile
-                self._remove(folder.name)
+        self.outbox.remove_sent(folder, manifest)
         self._rotate(manifest, best)
 
     def _confirm(self) -> None:
@@ -364,21 +312,16 @@ class Mirror:
         if self._claim.confirm() != self._number:
             raise ConnectionError("the lease was lost and taken again, so the copy is made anew")
 
-    def _is_current(self, folder: Path, manifest: Manifest) -> bool:
-        """Returns True if a directory of the outbox still has the checkpoint of a manifest."""
-        there = Manifest.read(folder)
-        return there is not None and there.identity == manifest.identity
-
     def _stage_again(self, folder: Path, error: Exception) -> None:
         """Replaces a checkpoint in the outbox, whose files changed, by the current one in the run's directory."""
-        self._remove(folder.name)
+        self.outbox.remove(folder.name)
         original = self._folder / folder.name
         manifest = Manifest.read(original)
         if manifest is None or Checkpoint(original).find_problem() is not None:
             if self._failures.is_new(error):
                 logger.warning("%s is not copied to %s: %s.", original, self._store, reason(error))
             return
-        self._link(original, manifest)
+        self.outbox.add(original, manifest)
 
     def _rotate(self, newest: Manifest, best: int | None) -> None:
         """Deletes the copies of this run that the plan no longer keeps."""
@@ -414,23 +357,10 @@ class Mirror:
             if (self._folder / name).is_file() and not (self._folder / name).is_symlink():
                 yield self._folder / name
         with suppress(OSError):  # there is none, or it is a link
-            for name in self._own.files(RelativeName.parse(RUN_FOLDER)):
+            for name in self.outbox.files.files(RelativeName.parse(RUN_FOLDER)):
                 yield self._folder / RUN_FOLDER / name
 
 
 def all_files(manifest: Manifest, number: int) -> Iterable[str]:
     """Returns the files of a checkpoint."""
     return manifest.files
-
-
-def outbox_path(folder: Path, url: str) -> Path:
-    """Returns the directory in which the checkpoints of a run wait for their copy to a URL."""
-    return folder / f"_mirror-{xxhash.xxh3_64(url.encode()).hexdigest()[:8]}"
-
-
-def best_step(checkpoint: Path) -> int | None:
-    """Returns the step of the best checkpoint, as a checkpoint records it; None without one."""
-    try:
-        return Checkpoint(checkpoint).state.best_global_step
-    except CheckpointError:
-        return None

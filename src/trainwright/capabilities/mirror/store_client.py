@@ -3,9 +3,10 @@
 It is what the process that copies loads (`store_process.py`), so it imports nothing that needs torch.
 
 Clients are those of fsspec, also for S3, GCS and Azure, where they create objects on a condition by
-`pipe_file(mode="create")`. obstore 0.12 has such conditions too, but does not hold what `docs/remote.md` promises: it
-reads neither `AZURE_STORAGE_CONNECTION_STRING` nor `STORAGE_EMULATOR_HOST`, takes the keys but not the `endpoint_url`
-of an AWS profile, so that requests go to Amazon, and cannot list or abort the unfinished uploads of a killed run.
+`pipe_file(mode="create")`. obstore 0.12 has such conditions too, but does not hold what `docs/advanced/remote.md`
+promises: it reads neither `AZURE_STORAGE_CONNECTION_STRING` nor `STORAGE_EMULATOR_HOST`, takes the keys but not the
+`endpoint_url` of an AWS profile, so that requests go to Amazon, and cannot list or abort the unfinished uploads of a
+killed run.
 """
 
 from __future__ import annotations

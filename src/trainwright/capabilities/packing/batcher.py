@@ -8,9 +8,10 @@ from typing import Any
 
 from trainwright._types import Model
 from trainwright.capabilities.packing.packed_rows import CURE, PackedCollator, PackedOrder, as_tensors, find_layout
+from trainwright.capabilities.packing.plan import RowPlan
 from trainwright.config.fields import get_value
 from trainwright.config.plans import SamplingPlan
-from trainwright.data.batcher import Batcher
+from trainwright.data.batcher import Batcher, BatchSuggestion, PaddedBatches, round_tokens
 from trainwright.data.length_sampler import Lengths
 from trainwright.support import model_facts
 
@@ -20,6 +21,7 @@ class RowBatcher(Batcher):
     """Batches of `batch_size` rows of `row_length` tokens."""
 
     plan: SamplingPlan
+    rows: RowPlan
 
     @property
     def setting(self) -> str:
@@ -27,8 +29,7 @@ class RowBatcher(Batcher):
 
     @property
     def limit(self) -> int:
-        assert self.plan.row_length is not None
-        return self.plan.row_length
+        return self.rows.row_length
 
     @property
     def cure(self) -> str:
@@ -36,7 +37,7 @@ class RowBatcher(Batcher):
 
     @property
     def splits_long(self) -> bool:
-        return self.plan.splits_long
+        return self.rows.splits_long
 
     @property
     def packed_input(self) -> str:
@@ -79,4 +80,18 @@ class RowBatcher(Batcher):
 
 def find_batcher(plan: SamplingPlan) -> RowBatcher | None:
     """Returns the batcher of a plan that packs rows; None for another plan."""
-    return None if plan.row_length is None else RowBatcher(plan)
+    return RowBatcher(plan, plan.batching) if isinstance(plan.batching, RowPlan) else None
+
+
+def suggest_batches(padded: PaddedBatches) -> BatchSuggestion | None:
+    """Returns rows of the longest sample, as many as hold a batch; None if the model cannot take them."""
+    if not padded.can_join_samples:
+        return None
+    length = round_tokens(padded.longest_tokens)
+    num_rows = max(round(padded.batch_size * padded.mean_tokens / length), 1)
+    return BatchSuggestion(
+        name="packing",
+        settings={"packing": "best_fit", "packing_length": length, "per_device_train_batch_size": num_rows},
+        batching=RowPlan(text="", row_length=length),
+        batch_size=num_rows,
+    )

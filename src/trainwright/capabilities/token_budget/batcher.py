@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from trainwright.capabilities.token_budget.plan import BudgetPlan, plan_budget
 from trainwright.config.plans import SamplingPlan
-from trainwright.data.batcher import Batcher
+from trainwright.data.batcher import Batcher, BatchSuggestion, PaddedBatches, round_tokens
 from trainwright.data.cursor import OrderKind
 from trainwright.data.length_sampler import BatchOrder, Lengths, check_lengths, lengths_digest
 
@@ -26,6 +27,7 @@ class BudgetBatcher(Batcher):
     """Batches of up to `max_tokens` tokens."""
 
     plan: SamplingPlan
+    budget: BudgetPlan
 
     @property
     def setting(self) -> str:
@@ -33,8 +35,7 @@ class BudgetBatcher(Batcher):
 
     @property
     def limit(self) -> int:
-        assert self.plan.max_tokens is not None
-        return self.plan.max_tokens
+        return self.budget.max_tokens
 
     @property
     def cure(self) -> str:
@@ -54,7 +55,18 @@ class BudgetBatcher(Batcher):
 
 def find_batcher(plan: SamplingPlan) -> BudgetBatcher | None:
     """Returns the batcher of a plan with a budget; None for another plan."""
-    return None if plan.max_tokens is None else BudgetBatcher(plan)
+    return BudgetBatcher(plan, plan.batching) if isinstance(plan.batching, BudgetPlan) else None
+
+
+def suggest_batches(padded: PaddedBatches) -> BatchSuggestion:
+    """Returns the budget with as many tokens in a batch as the samples have now, without padding."""
+    budget = round_tokens(max(padded.batch_size * padded.mean_tokens, padded.longest_tokens))
+    return BatchSuggestion(
+        name="token budget",
+        settings={"max_tokens_per_batch": budget},
+        batching=plan_budget(budget),
+        note="instead of per_device_train_batch_size; ",
+    )
 
 
 class TokenBudget(BatchOrder):

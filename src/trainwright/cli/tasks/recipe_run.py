@@ -43,8 +43,8 @@ from trainwright.cli.user_code import allow_functions, digest_source, remember_f
 from trainwright.config.arguments import TrainingArguments
 from trainwright.errors import ArgumentError, CheckpointError, RecipeError, TrainwrightError
 from trainwright.hub.access import model_problem, without_retries
+from trainwright.journal.forms import last_start
 from trainwright.journal.record import JOURNAL_NAME, read, read_findings
-from trainwright.report.run_table import last_start
 from trainwright.run.checks import make_output_dir
 from trainwright.state.trainer_state import TrainerState
 from trainwright.support.door import OwnFolder, read_json, read_settings

@@ -51,8 +51,14 @@ class BatchFormer:
 
     def describe(self) -> OrderKind:
         """Returns everything that the batches depend on besides the stream, the seed and the number of processes."""
-        of_plan = {name: getattr(self.plan, name) for name in ("pad_to", "splits_long", "length_of")}
-        return {"unit": self.unit, "min_batches": self.min_batches, "block": self.block, **of_plan}
+        return {
+            "unit": self.unit,
+            "min_batches": self.min_batches,
+            "block": self.block,
+            "pad_to": self.plan.pad_to,
+            "splits_long": self.batcher.splits_long,
+            "length_of": self.plan.length_of,
+        }
 
     def order(self, lengths: Sequence[int], *, seed: int = 0, drop_last: bool = False) -> BatchOrder:
         """Returns the batches of samples with these lengths.
