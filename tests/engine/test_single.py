@@ -113,3 +113,48 @@ def test_two_trainers_keep_their_precisions(tmp_path: Path) -> None:
         trainer.train()
     assert seen == {"first": {torch.bfloat16}, "second": {torch.float32}}
     assert trainers["second"].accelerator.mixed_precision == "no"
+
+
+class Partly(torch.nn.Module):
+    """A parameter that is frozen within a window, one that is always frozen, and one that no loss reaches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(data.FEATURES, 1)
+        self.sometimes = torch.nn.Parameter(torch.ones(3))
+        self.never = torch.nn.Parameter(torch.ones(3), requires_grad=False)
+        self.idle = torch.nn.Parameter(torch.ones(3))
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": self.layer(x).mean() + 100 * self.sometimes.sum()}
+
+
+class Freezes(TrainerCallback):
+    """Freezes a parameter that has a gradient, and gives the idle one a gradient after the update."""
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        kwargs["model"].sometimes.requires_grad_(state.global_step != 1)
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        kwargs["model"].idle.sum().backward()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        assert [name for name, p in kwargs["model"].named_parameters() if p.grad is not None] == []
+
+
+def test_frozen_parameters_are_neither_clipped_nor_cleared_unless_they_have_a_gradient(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clipped: list[list[tuple[int, ...]]] = []
+    clip = torch.nn.utils.clip_grad_norm_
+
+    def noting(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        norm = clip(parameters, *args, **kwargs)
+        clipped.append([tuple(p.shape) for p in parameters])
+        assert norm > 50, "the gradient of a parameter that is frozen by now counts"
+        return norm
+
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", noting)
+    trainer = make_trainer(tmp_path, model=Partly(), callbacks=[Freezes()], max_steps=3, gradient_accumulation_steps=2)
+    trainer.train()
+    assert clipped == [[(3,), (3,), (1, data.FEATURES), (1,)]] * 3

@@ -7,8 +7,10 @@ shortly before a save is the case that is wrong where one that stood still is no
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Mapping
+import signal
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ import torch
 import trainwright
 from trainwright.checkpoint import rng
 
-from .._support.small import Diary, data, make_trainer, models, weights
+from .._support.small import Diary, data, differing, make_trainer, models, weights
 
 ROWS = 24
 BATCH = 4
@@ -124,3 +126,63 @@ def test_each_checkpoint_resumes_to_the_bits_of_the_run(
         after, states_after = Drawing(who, first, order).trained(tmp_path, saves=saves, resume=str(step))
         assert [name for name in whole if not torch.equal(whole[name], after[name])] == [], f"from step {step}"
         assert rng.same(states, states_after), f"from step {step}"
+
+
+# Each draws a normal number, of which python and numpy keep a second one.
+GENERATORS: dict[str, Callable[[], float]] = {
+    "python": lambda: random.gauss(0, 1),
+    "numpy": lambda: float(np.random.randn()),
+    "torch": lambda: torch.randn(()).item(),
+}
+CUT_ROW = 1  # of the first batch that draws: a row of it has drawn before
+
+
+class SignalledData(torch.utils.data.Dataset[Any]):
+    """Draws by one generator from a batch on; may send a signal to this process within that batch."""
+
+    def __init__(self, generator: str, late: list[int], *, is_cut: bool) -> None:
+        self._rows = data.vectors(ROWS)
+        self._draw = GENERATORS[generator]
+        self._late = frozenset(late)
+        self._cut = late[CUT_ROW] if is_cut else None
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Any:
+        row = dict(self._rows[index])
+        if index == self._cut:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return {**row, "x": row["x"] + self._draw()} if index in self._late else row
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("accumulated", [1, 2])
+@pytest.mark.parametrize("first", [3, 4])
+@pytest.mark.parametrize("generator", GENERATORS)
+@pytest.mark.one_in(3)
+def test_a_signal_in_the_fetch_in_which_a_generator_first_moves_saves_its_states(
+    generator: str, first: int, accumulated: int, order: list[int], tmp_path: Path
+) -> None:
+    def trainer(place: str, *, is_cut: bool = False) -> Any:
+        return make_trainer(
+            tmp_path / place,
+            model=models.seeded(models.ReturnsDict),
+            train_dataset=SignalledData(generator, order[BATCH * first :], is_cut=is_cut),
+            per_device_train_batch_size=BATCH,
+            gradient_accumulation_steps=accumulated,
+            num_train_epochs=2,
+            save_strategy="steps",
+            save_steps=100,
+        )
+
+    whole = trainer("whole")
+    whole.train()
+    states = rng.capture()
+    with pytest.raises(SystemExit):
+        trainer("cut", is_cut=True).train()
+    again = trainer("cut")
+    again.train(resume_from_checkpoint=True)
+    assert 0 < again.state.global_step == whole.state.global_step
+    assert differing(weights(again.model), weights(whole.model)) == {}
+    assert rng.same(states, rng.capture())

@@ -65,6 +65,8 @@ class CheckpointWriter:
         self.sink: FileSink = IMMEDIATE  # destination of the hooks' large files
         # step of the newest checkpoint on disk or being written; None before the first
         self.newest: int | None = None
+        # Files of the current save with values that were tested as they were written (see `optimizer_check.Tested`).
+        self.tested: dict[Path, str | None] = {}
         self.longest_s = 0.0  # longest time from the start of a save until its checkpoint was on disk, in seconds
         # Whether a failed write is only reported. An error while several processes fill a directory together ends the
         # run regardless: the others wait for the failed one.

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import math
 import pickle
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -35,28 +36,59 @@ KNOWN = (
     "transformers.optimization.Adafactor",
 )
 MAX_SHOWN = 3  # names in a message
+# Tensors of at most this many values are joined before they are tested, and at most this many tensors at a time.
+SMALL = 4096
+JOINED = 1024
 
 Pieces = Callable[[Path], Iterable[tuple[str, str, torch.Tensor]]]  # directory -> file in it, name of tensor, values
+Tested = Mapping[Path, str | None]  # file -> name of a tensor with NaN in the values written into it, or None
 
 
-def find_nan(folder: Path, *, shards: Pieces) -> tuple[str, str] | None:
+def find_nan(folder: Path, *, shards: Pieces, tested: Tested | None = None) -> tuple[str, str] | None:
     """Returns the first file with NaN in an optimizer's state, and the tensor's name; None if there is none.
 
     Args:
         folder: a staged checkpoint. None is also returned if its optimizer is missing or cannot be read as plain
             tensors.
         shards: reads the pieces of a sharded optimizer.
+        tested: files that need not be read back, which takes longer than writing them if they have many tensors.
     """
     path = folder / OPTIMIZER_NAME
+    if tested is not None and path in tested:
+        name = tested[path]
+        return None if name is None else (path.name, name)
     if path.is_file():
         try:
             saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         # no room for a mapping, or the user's own format
         except (MemoryError, OSError, RuntimeError, pickle.UnpicklingError):
             return None
-        state = saved.get("state") if isinstance(saved, Mapping) else None
-        return next(((path.name, name) for name, one in _tensors(state, "state") if _has_nan(one)), None)
+        name = find_nan_name(saved)
+        return None if name is None else (path.name, name)
     return next(((at, name) for at, name, one in shards(folder) if _has_nan(one)), None)
+
+
+def find_nan_name(saved: Any) -> str | None:
+    """Returns the name of a tensor with NaN in an optimizer's `state_dict`; None if there is none.
+
+    Args:
+        saved: of any optimizer; one in another form than torch's has no names, and is not tested.
+    """
+    state = saved.get("state") if isinstance(saved, Mapping) else None
+    small: dict[tuple[torch.dtype, torch.device], list[tuple[str, torch.Tensor]]] = defaultdict(list)
+    for name, tensor in _tensors(state, "state"):
+        if type(tensor) is torch.Tensor and tensor.layout == torch.strided and tensor.numel() <= SMALL:
+            small[tensor.dtype, tensor.device].append((name, tensor))
+        elif _has_nan(tensor):
+            return name
+    for (dtype, _), named in small.items():
+        if not dtype.is_floating_point:
+            continue
+        for start in range(0, len(named), JOINED):
+            joined = named[start : start + JOINED]
+            if _has_nan(torch.cat([tensor.detach().reshape(-1) for _, tensor in joined])):
+                return next(name for name, tensor in joined if _has_nan(tensor))
+    return None
 
 
 def _tensors(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:

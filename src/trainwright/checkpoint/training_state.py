@@ -26,6 +26,7 @@ from trainwright._types import (
     write_text,
 )
 from trainwright.checkpoint.deferred_io import IMMEDIATE, FileSink
+from trainwright.checkpoint.optimizer_check import find_nan_name
 from trainwright.checkpoint.rng import numpy_globals
 from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError, CheckpointError
@@ -54,10 +55,21 @@ PLAIN = (bool, int, float, complex, str, type(None), torch.Size, torch.dtype)
 Items: TypeAlias = Mapping[str, Stateful]  # the user's objects by name
 
 
-def save_optimizer(state: StateDict, folder: Path, *, sink: FileSink = IMMEDIATE) -> None:
-    """Writes an optimizer's `state_dict` through a sink, which may write it later."""
+def save_optimizer(
+    state: StateDict, folder: Path, *, sink: FileSink = IMMEDIATE, tested: dict[Path, str | None] | None = None
+) -> None:
+    """Writes an optimizer's `state_dict` through a sink, which may write it later.
+
+    Args:
+        state: whole, on any device.
+        folder: of the checkpoint.
+        sink: writes now, or copies now and writes later.
+        tested: gets the file, and the name of a tensor with NaN or None, when it is written; None: nothing is tested.
+    """
 
     def write(copied: StateDict) -> None:
+        if tested is not None:
+            tested[folder / OPTIMIZER_NAME] = find_nan_name(copied)
         # Without the checksums inside the file: they are slow, and the manifest has a better one.
         with torch.utils.serialization.config.patch("save.compute_crc32", False):  # type: ignore[attr-defined]
             torch.save(copied, folder / OPTIMIZER_NAME)

@@ -18,7 +18,13 @@ from torch import nn
 from trainwright._types import DataLoaderLike, Optimizer, Prepared, Scheduler, StateDict
 from trainwright.config.plans import EnginePlan
 from trainwright.distributed.device import empty_cache, peak_flops
-from trainwright.engine.gradients import clip_with_sparse, has_sparse_gradients, norm_with_sparse, noting_step
+from trainwright.engine.gradients import (
+    clip_with_sparse,
+    has_sparse_gradients,
+    norm_with_sparse,
+    noting_step,
+    parameters_with_gradients,
+)
 from trainwright.engine.precision import autocast_forward
 from trainwright.state.interrupts import Interrupts
 from trainwright.support.model_facts import tie_again, tied_parameters, uncompiled
@@ -193,14 +199,14 @@ class Engine:
 
     def _measure(self, model: nn.Module) -> torch.Tensor:
         """Measures by torch's function, without scaling the gradients by 1 as a clip to infinity does."""
-        self._clipped = list(model.parameters())
+        self._clipped = parameters_with_gradients(model)
         if self._has_sparse:
             return norm_with_sparse(self._clipped)
         return torch.nn.utils.get_total_norm([p.grad for p in self._clipped if p.grad is not None])
 
     def _clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
         """Clips by torch's function, which accelerate calls too, as it is at this moment."""
-        self._clipped = list(model.parameters())
+        self._clipped = parameters_with_gradients(model)
         if self._has_sparse:
             return clip_with_sparse(self._clipped, max_norm)
         return torch.nn.utils.clip_grad_norm_(self._clipped, max_norm)

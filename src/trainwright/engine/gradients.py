@@ -17,6 +17,15 @@ from torch import nn
 from trainwright._types import Optimizer
 
 
+def parameters_with_gradients(model: nn.Module) -> list[nn.Parameter]:
+    """Returns the parameters that have a gradient or may get one before the update, in the order of the model.
+
+    Frozen parameters without one are passed over once here, so that clipping and clearing need not walk them again.
+    """
+    parameters = list(model.parameters())
+    return [p for p in parameters if p.requires_grad or p.grad is not None]
+
+
 def group_kinds(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
     """Groups tensors that one operation can take together: whole tensors, and the DTensors of each device mesh."""
     kinds: dict[object, list[torch.Tensor]] = {}

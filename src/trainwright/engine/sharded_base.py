@@ -29,7 +29,12 @@ from trainwright.engine import sharded_state
 from trainwright.engine.accelerate_setup import make_accelerator
 from trainwright.engine.base import NO_CONTEXT, MakeOptimizer, MakeScheduler
 from trainwright.engine.distributed_base import DistributedEngine
-from trainwright.engine.gradients import clip_each_kind, measure_norm_each_kind, step_each_kind
+from trainwright.engine.gradients import (
+    clip_each_kind,
+    measure_norm_each_kind,
+    parameters_with_gradients,
+    step_each_kind,
+)
 from trainwright.errors import ModelError
 from trainwright.support.model_facts import core_model, plain_name, spans_replicas, uncompiled
 
@@ -94,11 +99,11 @@ class ShardedEngine(DistributedEngine):
             self._release(self._sharded)
 
     def _clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
-        self._clipped = list(self._sharded.parameters())
+        self._clipped = parameters_with_gradients(self._sharded)
         return clip_each_kind(self._clipped, max_norm)
 
     def _measure(self, model: nn.Module) -> torch.Tensor:
-        self._clipped = list(self._sharded.parameters())
+        self._clipped = parameters_with_gradients(self._sharded)
         return measure_norm_each_kind(self._clipped)
 
     # -- checkpoints -----------------------------------------------------------------------------------------------

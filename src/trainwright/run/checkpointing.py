@@ -119,7 +119,9 @@ class WholeForm:
         """Writes the file of the optimizer."""
         state = checkpointer.engine.optimizer_state(optimizer)
         if checkpointer.args.should_save:
-            training_state.save_optimizer(state, folder, sink=checkpointer.writer.sink)
+            writer = checkpointer.writer
+            is_tested = resolve.nonfinite_policy(checkpointer.args) != "ignore"
+            training_state.save_optimizer(state, folder, sink=writer.sink, tested=writer.tested if is_tested else None)
 
 
 class ShardedForm:
@@ -180,9 +182,13 @@ class Checkpointer:
             async_writer.check_free_space(store.root, needed, what="The next checkpoint")
 
         def write(folder: Path) -> None:
+            self.writer.tested.clear()
             for part in CONTENTS:
                 if not (part.is_for_resume and self.args.save_only_model):
                     part.write(self, hooks, run, folder)
+            if is_overridden(hooks, *SAVING_HOOKS):
+                # An override may have changed what is written by now, so it is read back.
+                self.writer.tested.clear()
 
         def committed() -> None:
             for tell in run.extensions.saving.committed:
@@ -212,12 +218,13 @@ class Checkpointer:
         """Returns the store for a directory; it refuses non-finite weights unless such steps are ignored."""
         buffers = frozenset(name for name, _ in self.engine.unwrap(model).named_buffers())
         policy = resolve.nonfinite_policy(self.args)
+        find_in_optimizer = partial(find_nan, shards=self.form.optimizer_pieces, tested=self.writer.tested)
         check = WeightCheck(
             is_strict=policy != "ignore",
             refuses_first=policy in ("skip", "rollback", "stop"),
             buffers=buffers,
             shards=self.form.pieces,
-            find_beside=partial(find_nan, shards=self.form.optimizer_pieces) if policy != "ignore" else no_value,
+            find_beside=no_value if policy == "ignore" else find_in_optimizer,
         )
         return CheckpointStore(folder, weights=check)
 

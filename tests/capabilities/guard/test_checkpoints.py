@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
 import trainwright
 from trainwright.checkpoint.checkpoint import Checkpoint
-from trainwright.checkpoint.optimizer_check import find_nan
+from trainwright.checkpoint.optimizer_check import JOINED, SMALL, find_nan, find_nan_name
 from trainwright.checkpoint.store import PIECE, CheckpointStore, WeightCheck
 from trainwright.checkpoint.weights import read_file, weight_files
 from trainwright.engine import sharded_state
@@ -172,6 +172,72 @@ def test_an_optimizer_of_other_objects_is_not_looked_at(tmp_path: Path) -> None:
     assert find_nan(tmp_path, shards=sharded_state.optimizer_in) == ("optimizer.pt", "state.0.0.m")
     (tmp_path / "optimizer.pt").write_bytes(b"no file of torch")
     assert find_nan(tmp_path, shards=sharded_state.optimizer_in) is None
+
+
+class BreaksState(trainwright.TrainerCallback):
+    """Puts NaN into the optimizer's state after step 3: the weights stay finite in its save."""
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 2:
+            next(iter(kwargs["optimizer"].state.values()))["exp_avg"][0] = torch.nan
+
+
+class Rewrites(trainwright.Trainer):
+    """Its override changes the optimizer's file after it is written."""
+
+    def _save_optimizer_and_scheduler(self, output_dir: str | None) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        path = Path(str(output_dir), "optimizer.pt")
+        saved = torch.load(path, weights_only=True)
+        if self.state.global_step == 3:
+            saved["state"][0]["exp_avg"][0] = torch.nan
+        torch.save(saved, path)
+
+
+def steps_read_back(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Directories in which an optimizer's file is read from now on."""
+    found: list[str] = []
+    load = torch.load
+
+    def noting(path: Any, *args: Any, **kwargs: Any) -> Any:
+        if Path(path).name == "optimizer.pt":
+            found.append(Path(path).parent.name)
+        return load(path, *args, **kwargs)
+
+    monkeypatch.setattr(torch, "load", noting)
+    return found
+
+
+@pytest.mark.parametrize("save_async", [True, False])
+def test_an_optimizer_is_tested_before_it_is_written_and_not_read_back(
+    save_async: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = steps_read_back(monkeypatch)
+    settings = {**SAVES, "max_steps": 3, "save_async": save_async}
+    trained(tmp_path, settings=settings, callbacks=[BreaksState()])
+    assert read == []
+    assert CheckpointStore(tmp_path).non_finite() == {3}
+    assert "exp_avg in optimizer.pt is not finite" in str(Checkpoint(tmp_path / "checkpoint-3").non_finite_mark)
+
+
+def test_an_optimizer_that_an_override_may_have_changed_is_read_back(tmp_path: Path) -> None:
+    trained(tmp_path, settings={**SAVES, "max_steps": 4}, cls=Rewrites)
+    assert CheckpointStore(tmp_path).non_finite() == {3}
+
+
+def test_the_state_of_thousands_with_nan_is_named() -> None:
+    sizes = (0, 1, 3, SMALL, SMALL + 1)
+    states = {
+        number: {"m": torch.full((sizes[number % 5],), torch.inf), "half": torch.ones(2, dtype=torch.bfloat16)}
+        for number in range(JOINED + 30)
+    }
+    states[0]["step"] = torch.tensor(3)
+    assert find_nan_name({"state": states}) is None
+    for number, name in ((1, "m"), (4, "m"), (JOINED + 29, "half"), (JOINED + 27, "m")):
+        good = states[number][name]
+        states[number][name] = good.clone().index_fill_(0, torch.tensor([len(good) - 1]), torch.nan)
+        assert find_nan_name({"state": states}) == f"state.{number}.{name}"
+        states[number][name] = good
 
 
 @pytest.mark.process
