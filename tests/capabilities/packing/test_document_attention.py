@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,9 +17,13 @@ from torch.utils._pytree import tree_leaves
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from trainwright.capabilities.packing.document_attention import NAME, is_document_ends, make_document_ends
+from trainwright.checkpoint import rng
+from trainwright.cli.replay import replay
+from trainwright.errors import NonFiniteError
 from trainwright.support.patches import checkpointed_activations
 
 from ..._support.small import make_trainer
+from ..incidents.test_bundles import folders
 from .test_packed_training import KEY_VALUE, MODELS, SMALL, losses_and_gradients, seeded, texts
 
 PACKED = {"packing": "best_fit", "packing_length": 16, "per_device_train_batch_size": 3}
@@ -209,3 +214,13 @@ def test_ends_are_of_few_different_shapes_and_go_with_their_rows() -> None:
     for row in range(3):
         part = query[row : row + 1]
         assert torch.equal(attend(layer, part, part, part, ends[row : row + 1])[0], whole[row : row + 1])
+
+
+def test_a_bundle_of_packed_rows_replays_to_the_same_bits(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, seeded(MODELS["llama"]), on_nonfinite="stop", learning_rate=1e25, num_train_epochs=4)
+    with pytest.raises(NonFiniteError):
+        trainer.train()
+    (folder,) = folders(tmp_path)
+    assert json.loads((folder / "incident.json").read_text())["attn_implementation"] == NAME
+    with rng.unchanged_random_states():
+        assert replay(folder, model=None, precision=None, one_by_one=False).is_same

@@ -17,7 +17,6 @@ from trainwright.data.batcher import Batcher
 from trainwright.data.length_sampler import Lengths
 from trainwright.support import model_facts
 
-
 HALF_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
