@@ -204,9 +204,11 @@ def test_files_and_other_processes_get_the_plain_name(tmp_path: Path) -> None:
 
 def test_ends_are_of_few_different_shapes_and_go_with_their_rows() -> None:
     ends = make_document_ends([[3, 4], [5], [1] * 7], 8)
-    assert ends.shape == (3, 1, 1, 16)
-    assert ends[0].flatten().tolist() == [3, 7, *[8] * 14]
-    assert make_document_ends([[1] * 16], 16).shape[-1] == 32
+    assert ends.shape == (3, 1, 3, 16)  # 5 tokens are at most 2 ** 3
+    assert ends[0].tolist() == [[[3, 7, *[8] * 14]] * 3]
+    assert make_document_ends([[1] * 16], 16).shape == (1, 1, 1, 32)
+    assert make_document_ends([[9, 8]], 17).shape[2] == 4
+    assert make_document_ends([[2, 2]], 40).shape[2] == 6  # padding is a document
     query = torch.randn(3, 2, 8, 4, generator=torch.Generator().manual_seed(0))
     attend = ALL_ATTENTION_FUNCTIONS[NAME]
     layer = torch.nn.Module()

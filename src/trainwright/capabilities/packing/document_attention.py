@@ -104,10 +104,11 @@ def attend_with_masks_in(model: nn.Module) -> None:
 
 
 def make_document_ends(row_lengths: Sequence[Sequence[int]], width: int) -> torch.Tensor:
-    """Returns where the documents of rows end: (rows, 1, 1, number), int32.
+    """Returns where the documents of rows end: (rows, 1, power, number), int32.
 
     Padding is one more document. The number is a power of two, so that batches have few different shapes; the rest
-    repeats the row's end.
+    repeats the row's end. No document has more than 2 ** power tokens: a kernel needs a limit, and a shape can be read
+    without waiting for a device. All entries along that dimension are equal.
 
     Args:
         row_lengths: tokens of the documents in each row.
@@ -117,7 +118,9 @@ def make_document_ends(row_lengths: Sequence[Sequence[int]], width: int) -> torc
     number = 1 << max(longest - 1, 15).bit_length()
     ends = [[*itertools.accumulate(lengths)] for lengths in row_lengths]
     filled = [[*row, *[width] * (number - len(row))] for row in ends]
-    return torch.tensor(filled, dtype=torch.int32)[:, None, None]
+    most = max(max(max(lengths), width - sum(lengths)) for lengths in row_lengths)
+    power = max(most - 1, 1).bit_length()
+    return torch.tensor(filled, dtype=torch.int32)[:, None, None].repeat(1, 1, power, 1)
 
 
 def is_document_ends(mask: object) -> bool:
@@ -192,11 +195,12 @@ def _attend_in_kernel(
 
     num_rows, num_heads, width, _ = states[0].shape
     first = torch.arange(num_rows, device=ends.device, dtype=torch.int32)[:, None] * width
-    bounds = torch.nn.functional.pad((ends.flatten(1) + first).flatten(), (1, 0))
+    bounds = torch.nn.functional.pad((ends[:, 0, 0] + first).flatten(), (1, 0))
+    most = min(1 << ends.shape[2], width)
     groups = num_heads // states[1].shape[1]
     keys, values = (part.repeat_interleave(groups, dim=1) if groups > 1 else part for part in states[1:])
     flat = [part.transpose(1, 2).flatten(0, 1) for part in (states[0], keys, values)]
-    output = varlen_attn(*flat, bounds, bounds, width, width, scale=scale, window_size=sides)
+    output = varlen_attn(*flat, bounds, bounds, most, most, scale=scale, window_size=sides)
     return output.unflatten(0, (num_rows, width))  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -210,7 +214,7 @@ def _attend_each(
 ) -> torch.Tensor:
     """Computes one document after the other."""
     rows = []
-    for row, stops in enumerate(ends.flatten(1).tolist()):
+    for row, stops in enumerate(ends[:, 0, 0].tolist()):
         lengths = [stop - start for start, stop in itertools.pairwise([0, *stops]) if stop > start]
         documents = zip(*(part[row : row + 1].split(lengths, dim=2) for part in states), strict=True)
         rows += [_attend_one(module, document, window, options) for document in documents]
