@@ -116,11 +116,13 @@ def test_a_changed_document_leaves_the_others_equal_to_the_bit(kind: str, tmp_pa
     model = seeded(FAMILIES[kind][0]).eval()
     batch = next(iter(trainer_of(tmp_path, model).get_train_dataloader()))
     ends = batch["attention_mask"][0].unique().tolist()
-    start, stop = (ends[0], ends[1]) if len(ends) > 1 else (0, ends[0])
+    start = ends[0] if len(ends) > 1 else 0
+    stop = ends[len(ends) > 1]
     changed = batch | {"input_ids": batch["input_ids"].clone()}
     changed["input_ids"][0, start:stop] = (changed["input_ids"][0, start:stop] + 7) % 48
     with torch.no_grad():
-        logits, others = model(**batch).logits, model(**changed).logits
+        logits = model(**batch).logits
+        others = model(**changed).logits
     assert not torch.equal(logits[0, start:stop], others[0, start:stop])
     assert torch.equal(logits[0, :start], others[0, :start])
     assert torch.equal(logits[0, stop:], others[0, stop:])

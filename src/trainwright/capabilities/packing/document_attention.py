@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainwright.distributed.device import get_kind
 from trainwright.support.model_facts import core_model
 from trainwright.support.patches import read_attention
 
@@ -76,17 +77,18 @@ def can_attend_by_document(model: nn.Module, *, row_length: int, half: torch.dty
     # The tolerance for 16-bit weights is too wide to prove that all layers keep to a window.
     if weight.dtype in HALF and window < row_length:
         return False
-    if weight.device.type == "cpu":
+    if not get_kind(weight.device).is_accelerator:
         return True
     has_dropout = any(getattr(config, name, None) for name in DROPOUTS)
-    return weight.device.type == "cuda" and (half or weight.dtype) in HALF and has_kernel() and not has_dropout
+    return has_kernel(weight.device) and (half or weight.dtype) in HALF and not has_dropout
 
 
-def has_kernel() -> bool:
-    """Returns whether torch has attention of different lengths with windows, which torch 2.10 has not."""
+def has_kernel(device: torch.device) -> bool:
+    """Returns whether torch has attention of different lengths with windows on a device; torch 2.10 has none."""
     from torch.nn.attention.varlen import varlen_attn
 
-    return {"window_size", "scale"} <= inspect.signature(varlen_attn).parameters.keys()
+    parameters = inspect.signature(varlen_attn).parameters
+    return get_kind(device).attends_by_length and {"window_size", "scale"} <= parameters.keys()
 
 
 def attend_by_document_in(model: nn.Module) -> None:
@@ -159,15 +161,21 @@ def attend_by_document(
         # torch refuses the ends, so the proof goes on to a mask: models count such windows in different ways
         return _attend(module, query, key, value, attention_mask, **options)
     states = (query, key, value)
-    if query.device.type == "cuda" and not options.get("dropout") and options.get("position_bias") is None:
-        dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else query.dtype
-        if dtype in HALF:
-            cast = [state.to(dtype) for state in states]
-            sides = (-1, -1)
-            if is_causal:
-                sides = (-1 if window is None else window - 1, 0)
-            return _attend_in_kernel(cast, attention_mask, scale=options.get("scaling"), sides=sides), None
+    dtype = _find_dtype(query)
+    is_plain = not options.get("dropout") and options.get("position_bias") is None
+    if is_plain and dtype in HALF and get_kind(query.device).attends_by_length:
+        cast = [state.to(dtype) for state in states]
+        sides = (-1, -1)
+        if is_causal:
+            sides = (-1 if window is None else window - 1, 0)
+        return _attend_in_kernel(cast, attention_mask, scale=options.get("scaling"), sides=sides), None
     return _attend_each(module, states, attention_mask, window if is_causal else None, options), None
+
+
+def _find_dtype(query: torch.Tensor) -> torch.dtype:
+    """Returns the type in which torch's own attention would compute, under autocast too."""
+    kind = query.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
 
 
 def _attend(
