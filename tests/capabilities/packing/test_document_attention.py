@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from trainwright.capabilities.packing.data_handler import HANDLER
 from trainwright.capabilities.packing.document_attention import NAME, is_document_ends, make_document_ends
 from trainwright.checkpoint import rng
 from trainwright.cli.replay import replay
@@ -228,3 +229,10 @@ def test_a_bundle_of_packed_rows_replays_to_the_same_bits(tmp_path: Path) -> Non
     assert json.loads((folder / "incident.json").read_text())["attn_implementation"] == NAME
     with rng.unchanged_random_states():
         assert replay(folder, model=None, precision=None, one_by_one=False).is_same
+
+
+def test_the_plan_says_what_computes_the_attention(tmp_path: Path) -> None:
+    for kind, line in {"llama": "attention by document", "llama-eager": "attention with the masks"}.items():
+        trainer = trainer_of(tmp_path, seeded(MODELS[kind]))
+        (found,) = HANDLER.describe(trainer.args, trainer.get_train_dataloader(), None, dispatches=False)
+        assert found.startswith(f"packing   {line}")

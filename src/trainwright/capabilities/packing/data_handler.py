@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainwright._types import DatasetLike
-from trainwright.capabilities.packing.packed_rows import PackedCollator
+from trainwright._types import DatasetLike, is_instance_of
 from trainwright.config.plans import StepPlan
 from trainwright.data.collator_layers import CollatorLayer
 from trainwright.data.sources import DataHandler
 
+PACKED_ROWS = "trainwright.capabilities.packing.packed_rows"  # loaded where rows are packed
 LINES = {
     "documents": "attention by document: sdpa without a mask",
     "positions": "attention with the masks that transformers makes of the position ids",
@@ -27,8 +27,9 @@ class PackingHandler(DataHandler):
     def describe(self, args: Any, loader: Any, plan: StepPlan, *, dispatches: bool) -> list[str]:
         collator = getattr(getattr(loader, "reading", None), "collator", None)
         while isinstance(collator, CollatorLayer):
-            if isinstance(collator, PackedCollator):
-                return [f"packing   {LINES[collator.layout.form]}"]
+            if is_instance_of(collator, PACKED_ROWS, "PackedCollator"):
+                layout: Any = vars(collator)["layout"]
+                return [f"packing   {LINES[layout.form]}"]
             collator = collator.data_collator
         return []
 

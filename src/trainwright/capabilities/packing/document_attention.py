@@ -10,9 +10,10 @@ different lengths. So a model that has this attention evaluates and generates as
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -50,7 +51,9 @@ def register() -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-    AttentionInterface.register(NAME, attend_by_document)
+    # A compiler cannot follow a loop over lengths. This imports the compiler, so it is not done for every run.
+    attend_each = torch.compiler.disable(_attend_each)  # type: ignore[no-untyped-call]
+    AttentionInterface.register(NAME, functools.partial(attend_by_document, attend_each))
     AttentionMaskInterface.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS[BASE])
 
 
@@ -134,6 +137,7 @@ def is_document_ends(mask: object) -> bool:
 
 
 def attend_by_document(
+    attend_each: Callable[..., torch.Tensor],
     module: nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -144,6 +148,7 @@ def attend_by_document(
     """Returns the attention of a layer, (batch, tokens, heads, size of a head), and None; see the module.
 
     Args:
+        attend_each: `_attend_each`, as a compiler calls it.
         module: the layer.
         query: (batch, heads, tokens, size of a head).
         key: likewise, perhaps with fewer heads.
@@ -169,7 +174,7 @@ def attend_by_document(
         if is_causal:
             sides = (-1 if window is None else window - 1, 0)
         return _attend_in_kernel(cast, attention_mask, scale=options.get("scaling"), sides=sides), None
-    return _attend_each(module, states, attention_mask, window if is_causal else None, options), None
+    return attend_each(module, states, attention_mask, window if is_causal else None, options), None
 
 
 def _find_dtype(query: torch.Tensor) -> torch.dtype:
@@ -207,12 +212,13 @@ def _attend_in_kernel(
     most = min(1 << ends.shape[2], width)
     groups = num_heads // states[1].shape[1]
     keys, values = (part.repeat_interleave(groups, dim=1) if groups > 1 else part for part in states[1:])
-    flat = [part.transpose(1, 2).flatten(0, 1) for part in (states[0], keys, values)]
-    output = varlen_attn(*flat, bounds, bounds, most, most, scale=scale, window_size=sides)
-    return output.unflatten(0, (num_rows, width))  # type: ignore[no-any-return, no-untyped-call]
+    queries, keys, values = (part.transpose(1, 2).flatten(0, 1) for part in (states[0], keys, values))
+    # Any: with other arguments the kernel returns a tuple
+    output: Any = varlen_attn(queries, keys, values, bounds, bounds, most, most, scale=scale, window_size=sides)
+    whole: torch.Tensor = output.unflatten(0, (num_rows, width))
+    return whole
 
 
-@torch.compiler.disable
 def _attend_each(
     module: nn.Module,
     states: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
@@ -224,7 +230,7 @@ def _attend_each(
     rows = []
     for row, stops in enumerate(ends[:, 0, 0].tolist()):
         lengths = [stop - start for start, stop in itertools.pairwise([0, *stops]) if stop > start]
-        documents = zip(*(part[row : row + 1].split(lengths, dim=2) for part in states), strict=True)
+        documents = zip(*(torch.split_with_sizes(part[row : row + 1], lengths, dim=2) for part in states), strict=True)
         rows += [_attend_one(module, document, window, options) for document in documents]
     whole = torch.cat(rows, dim=1)[0]
     return whole.unflatten(0, (len(ends), -1))  # type: ignore[no-untyped-call, no-any-return]
