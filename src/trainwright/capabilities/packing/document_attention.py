@@ -94,13 +94,13 @@ def has_kernel(device: torch.device) -> bool:
     return get_kind(device).attends_by_length and {"window_size", "scale"} <= parameters.keys()
 
 
-def attend_by_document_in(model: nn.Module) -> None:
+def use_document_attention(model: nn.Module) -> None:
     """Gives a model of transformers this attention."""
     register()
     core_model(model).set_attn_implementation(NAME)
 
 
-def attend_with_masks_in(model: nn.Module) -> None:
+def restore_attention(model: nn.Module) -> None:
     """Gives a model its former attention back."""
     core_model(model).set_attn_implementation(BASE)
 

@@ -30,10 +30,10 @@ from torch.nn.functional import pad
 from trainwright._types import IGNORE_INDEX, Batch, DatasetLike, Item, output_logits
 from trainwright.capabilities.packing.document_attention import (
     HALF,
-    attend_by_document_in,
-    attend_with_masks_in,
     can_attend_by_document,
     make_document_ends,
+    restore_attention,
+    use_document_attention,
 )
 from trainwright.data import length_sampler
 from trainwright.data.batcher import Batcher
@@ -343,12 +343,12 @@ def find_layout(
         alone = [_logits(model, item, item[length_of].numel())[0] for item in single]
         for layout in _candidates(model, takes_positions, by_document=by_document):
             if layout.form == "documents":
-                attend_by_document_in(model)
+                use_document_attention(model)
             problem = _find_problem(model, rows, alone, layout, length_of=length_of, half=half)
             if problem is None:
                 return layout
             if layout.form == "documents":
-                attend_with_masks_in(model)
+                restore_attention(model)
             differences.append(f"{layout.form}: {problem}")
     found = ", ".join(dict.fromkeys(differences))
     raise ModelError(_refusal(model, f"its logits for packed and for single samples differ ({found})"))
