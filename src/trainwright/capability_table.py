@@ -74,6 +74,8 @@ class CapabilityRow:
         batches_by: the argument that asks for this batcher.
         data_handler: module and object of its `DataHandler` (`data/sources.py`), for training data of its own form.
         journal: module and object of its `JournalPart` (`journal/forms.py`): its entries, and what a report shows.
+        attentions: attention functions of its own that a model's settings may name: for each the module and function
+            that makes it known to transformers.
         names: its public names, by the module that has them; `trainwright` has them too.
         builds_on: capabilities whose code it uses. Without one of them, it is not there either.
         former_modules: where its modules were in earlier versions, whose pickles name them: the path in the package,
@@ -96,6 +98,7 @@ class CapabilityRow:
     batches_by: str = ""
     data_handler: str = ""
     journal: str = ""
+    attentions: Mapping[str, str] = field(default_factory=dict)
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     builds_on: tuple[str, ...] = ()
     former_modules: Mapping[str, str] = field(default_factory=dict)
@@ -146,6 +149,18 @@ def check_capability(name: str, *, needed_by: str) -> None:
             f"{needed_by} needs the capability {name!r}, which is not in this copy of the package: restore its folder "
             "in capabilities/ and its row in capability_table.py."
         )
+
+
+def list_attentions() -> list[str]:
+    """Returns the names of the capabilities' own attention functions."""
+    return [name for one in TABLE for name in one.attentions]
+
+
+def register_attention(name: object) -> None:
+    """Makes an attention function of a capability known to transformers; does nothing for any other name."""
+    for one in TABLE:
+        if name in one.attentions:
+            load(one.attentions[str(name)])()
 
 
 def find_method(name: str) -> Callable[..., Any]:
@@ -240,7 +255,14 @@ EXPERTS_PATHS = {"extensions.experts.extension": "extension"}
 # In the order in which a run makes their extensions: those that another one asks for come before it.
 ROWS: tuple[CapabilityRow, ...] = (
     row("token_budget", fields="TokenBudgetFields", rules=True, batches_by="max_tokens_per_batch"),
-    row("packing", fields="PackingFields", rules=True, batches_by="packing"),
+    row(
+        "packing",
+        fields="PackingFields",
+        rules=True,
+        batches_by="packing",
+        handles_data=True,
+        attentions={"sdpa_by_document": f"{CAPABILITIES}.packing.document_attention:register"},
+    ),
     row("mixture", fields="MixtureFields", rules=True, has_extension=False, handles_data=True, moved=MIXTURE_PATHS),
     row("lease", fields="LeaseFields", local_files=(".lease-*",)),
     row("quarantine", run_files=(RunFile("quarantine.jsonl", is_inherited=True),)),

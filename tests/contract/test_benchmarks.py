@@ -21,6 +21,7 @@ SMALL = {
     "sizes": "--quick",
     "long_context_memory": "--small",
     "checkpoint": "--small",
+    "packed_rows": "--small",
     "sharded_saves": "--small",
     "remote": "--small",
     "upload_stalls": "--small",

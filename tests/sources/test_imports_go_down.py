@@ -40,6 +40,7 @@ TRANSFORMERS = (
     "seq2seq_trainer",
     "support.patches",
     "compat",
+    "capabilities.packing.document_attention",
     "cli.tasks",
     "config.zero3_init",
     "engine.sequence_parts",

@@ -29,6 +29,7 @@ from trainwright.capabilities.incidents.probe import (
     select_rows,
     weights_not_finite,
 )
+from trainwright.capability_table import register_attention
 from trainwright.checkpoint import rng
 from trainwright.checkpoint.manifest import Manifest, find_problem, list_problems
 from trainwright.checkpoint.weights import load_weights, make_pretrained, weight_files
@@ -206,6 +207,7 @@ def _from_config(folder: Path, about: JSONObject, found: Mapping[str, torch.Tens
     if found is None and not weight_files(folder):
         raise BundleError(f"{folder} has no weights: {(about.get('missing') or {}).get('weights')}.")
     bundle.check_config(folder, "config.json")
+    register_attention(about.get("attn_implementation"))
     try:
         return make_pretrained(folder, name, attention=about.get("attn_implementation"), found=found)
     except ModelError as error:

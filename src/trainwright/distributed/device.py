@@ -35,6 +35,7 @@ class Kind:
     skips_in_optimizer: bool = True  # fused optimizers read `found_inf`, and skip the update if it is set
     runs_triton: bool = False
     captures_graphs: bool = False  # the compiler's mode "reduce-overhead" captures launches once and replays them
+    attends_by_length: bool = False  # torch has a kernel for attention of different lengths, in 16 bits
     block_bytes: int = 1  # the allocator rounds up to multiples of it
     scheduler_resource: str | None = None  # name by which Ray counts them
     accelerate_scales: bool = False  # accelerate makes a gradient scaler for fp16 on it, and refuses fp16 elsewhere
@@ -46,6 +47,7 @@ KINDS = {
         serves_data_parallel=True,
         runs_triton=True,
         captures_graphs=True,
+        attends_by_length=True,
         block_bytes=512,
         scheduler_resource="gpu",
         accelerate_scales=True,

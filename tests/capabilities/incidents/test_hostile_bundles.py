@@ -135,7 +135,7 @@ def test_value_of_type_and_missing_key_ends_in_bundle_error_at_most(name: str, d
     assert needed[name] <= outcomes.keys(), outcomes
 
 
-NAMES = ["eager", "sdpa", "flash_attention_2", "flex_attention"]
+NAMES = ["eager", "sdpa", "flash_attention_2", "flex_attention", "sdpa_by_document"]
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +163,7 @@ def test_an_attention_that_may_be_code_from_elsewhere_is_refused(
     refused(folder, "names the attention", model=None)
 
 
-def test_the_four_names_of_attention_are_taken() -> None:
+def test_the_known_names_of_attention_are_taken() -> None:
     for name in [None, *NAMES]:
         about = {"attn_implementation": name, "num_parts": 1, "environment": {"threads": 1}}
         bundle.check_incident(Path("bundle"), about)

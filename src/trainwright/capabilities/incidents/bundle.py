@@ -31,6 +31,7 @@ import torch
 
 from trainwright._types import Batch, JSONObject, TailBatch, json_value, without_tokens
 from trainwright.capabilities.incidents.forward_states import States
+from trainwright.capability_table import list_attentions
 from trainwright.errors import BundleError
 from trainwright.support.door import MALFORMED, OwnFolder, RelativeName, read_json
 
@@ -46,7 +47,8 @@ MAX_DEPTH = 32  # per batch
 MAX_NUMBER = 1 << 20  # for numbers of threads and parts of a micro-batch
 MAX_LAYERS = 10_000
 MAX_SIZE = 1 << 40  # for any other number in the settings of a model
-ATTENTION = (None, "eager", "sdpa", "flash_attention_2", "flex_attention")  # names that do not download code
+# Names that do not download code.
+ATTENTION = (None, "eager", "sdpa", "flash_attention_2", "flex_attention", *list_attentions())
 # Types of the entries of `incident.json` that a replay reads; an entry may be missing or null.
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "kind": str,

@@ -6,14 +6,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from trainwright._types import Model
 from trainwright.capabilities.packing.packed_rows import CURE, PackedCollator, PackedOrder, as_tensors, find_layout
 from trainwright.capabilities.packing.plan import RowPlan
 from trainwright.config.fields import get_value
 from trainwright.config.plans import SamplingPlan
+from trainwright.config.resolve import asked_sizes
 from trainwright.data.batcher import Batcher, BatchSuggestion, PaddedBatches, round_tokens
 from trainwright.data.length_sampler import Lengths
 from trainwright.support import model_facts
+
+HALF_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,8 @@ class RowBatcher(Batcher):
             num_rows=args.train_batch_size,
             takes_positions="position_ids" in model_facts.forward_parameters(model),
             length_of=self.packed_input,
+            half=HALF_TYPES.get(args.mixed_precision),
+            is_alone=_has_whole_rows(args),
         )
         return PackedCollator(
             collate,
@@ -76,6 +83,12 @@ class RowBatcher(Batcher):
             masks_first=model_facts.shifts_labels(model) or model_facts.is_causal_lm(model),
             multiple_of=get_value(args, "pad_to_multiple_of"),
         )
+
+
+def _has_whole_rows(args: Any) -> bool:
+    """Returns whether each process has all tokens of its rows: no cp_size and sp_size."""
+    sizes = asked_sizes(args) or {}
+    return all(sizes.get(name, 1) == 1 for name in ("cp_size", "sp_size"))
 
 
 def find_batcher(plan: SamplingPlan) -> RowBatcher | None:

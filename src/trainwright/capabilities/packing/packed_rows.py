@@ -17,6 +17,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -27,6 +28,13 @@ from torch import nn
 from torch.nn.functional import pad
 
 from trainwright._types import IGNORE_INDEX, Batch, DatasetLike, Item, output_logits
+from trainwright.capabilities.packing.document_attention import (
+    HALF,
+    can_attend_by_document,
+    make_document_ends,
+    restore_attention,
+    use_document_attention,
+)
 from trainwright.data import length_sampler
 from trainwright.data.batcher import Batcher
 from trainwright.data.collator_layers import CollatorLayer
@@ -41,6 +49,7 @@ CURE = "Raise packing_length, truncate the samples, or set packing_overflow='spl
 MASK = "attention_mask"
 # Difference in logits due to rounding, relative to the largest logit.
 ROUNDING = {torch.float32: 5e-5, torch.float64: 1e-6, torch.float16: 2e-2, torch.bfloat16: 6e-2}
+NUM_COMPARED = 4096  # logits of each token
 ROUNDING_ON_A_GPU = 5e-3  # for float32, which may use TF32 for products
 
 
@@ -186,9 +195,10 @@ def best_fit_decreasing(lengths: Sequence[int], capacity: int) -> NDArray[np.int
 class PackingLayout:
     """The inputs that show a model where samples begin."""
 
-    # "positions": restarting position ids, from which transformers makes its masks; "blocks": a mask for each pair of
-    # tokens; "flat": one row of all samples with their bounds, for kernels that take them
-    form: Literal["positions", "blocks", "flat"]
+    # "documents": the ends of samples, for attention by document; "positions": restarting position ids, from which
+    # transformers makes its masks; "blocks": a mask for each pair of tokens; "flat": one row of all samples with their
+    # bounds, for kernels that take them
+    form: Literal["documents", "positions", "blocks", "flat"]
     causal: bool = False  # a mask also hides later tokens
     # dtype of a mask added to the scores; None: a boolean mask, True where attention is allowed
     additive: torch.dtype | None = None
@@ -231,6 +241,8 @@ class PackedCollator(CollatorLayer):
             batch["position_ids"] = torch.stack([_positions(row, width, first) for row in row_lengths])
         if self.layout.form == "blocks":
             batch[MASK] = _blocks(row_lengths, width, self.layout)
+        if self.layout.form == "documents":
+            batch[MASK] = make_document_ends(row_lengths, width)
         return batch
 
 
@@ -300,33 +312,78 @@ def _flat(tokens: Mapping[str, Sequence[torch.Tensor]], lengths: Sequence[int], 
 
 
 def find_layout(
-    model: nn.Module, *, row_length: int, num_rows: int, takes_positions: bool, length_of: str = "input_ids"
+    model: nn.Module,
+    *,
+    row_length: int,
+    num_rows: int,
+    takes_positions: bool,
+    length_of: str = "input_ids",
+    half: torch.dtype | None = None,
+    is_alone: bool = True,
 ) -> PackingLayout:
-    """Returns the layout that keeps the samples of a row apart in this model; ModelError if there is none."""
+    """Returns the layout that keeps the samples of a row apart in this model; ModelError if there is none.
+
+    Args:
+        model: on its device; it gets attention by document if that is the layout.
+        row_length: most tokens of a row.
+        num_rows: rows of a batch.
+        takes_positions: the model takes position ids.
+        length_of: the entry with a token for each position.
+        half: 16-bit type in which the run computes; None: the type of the weights.
+        is_alone: one process has all of a row.
+    """
     config = getattr(model, "config", None)
     if getattr(config, "is_encoder_decoder", False):
         raise ModelError(_refusal(model, "it is an encoder-decoder, which has two sequences for each sample"))
+    by_document = is_alone and can_attend_by_document(model, row_length=row_length, half=half)
     rows = _make_random_rows(model, row_length, min(num_rows, 2), length_of)
     differences = []
-    parameter = next(p for p in model.parameters() if p.is_floating_point())
-    rounding = ROUNDING.get(parameter.dtype, max(ROUNDING.values()))
-    tolerance = rounding if parameter.device.type == "cpu" else max(rounding, ROUNDING_ON_A_GPU)
     with evaluation_mode(model):
         single = [{length_of: item[length_of][None]} for row in rows for item in row]
         alone = [_logits(model, item, item[length_of].numel())[0] for item in single]
-        scale = max(float(one.abs().max()) for one in alone)
-        for layout in _candidates(model, takes_positions):
-            try:
-                packed = _logits_packed(model, rows, layout, length_of)
-            except (TypeError, ValueError, RuntimeError, IndexError) as error:
-                differences.append(f"{layout.form}: {type(error).__name__}")
-                continue
-            share = max(float((a - b).abs().max()) for a, b in zip(alone, packed, strict=True)) / max(scale, 1e-12)
-            if share <= tolerance:
+        for layout in _candidates(model, takes_positions, by_document=by_document):
+            if layout.form == "documents":
+                use_document_attention(model)
+            problem = _find_problem(model, rows, alone, layout, length_of=length_of, half=half)
+            if problem is None:
                 return layout
-            differences.append(f"{layout.form}: {share:.1e} of the largest logit")
+            if layout.form == "documents":
+                restore_attention(model)
+            differences.append(f"{layout.form}: {problem}")
     found = ", ".join(dict.fromkeys(differences))
     raise ModelError(_refusal(model, f"its logits for packed and for single samples differ ({found})"))
+
+
+def _find_problem(
+    model: nn.Module,
+    rows: list[list[Batch]],
+    alone: list[torch.Tensor],
+    layout: PackingLayout,
+    *,
+    length_of: str,
+    half: torch.dtype | None,
+) -> str | None:
+    """Returns how a layout fails: by an error, or by the difference of packed logits and those of `alone`."""
+    weight = next(p for p in model.parameters() if p.is_floating_point())
+    device = weight.device.type
+    tolerance = ROUNDING.get(weight.dtype, max(ROUNDING.values()))
+    trials: list[tuple[AbstractContextManager[object], float]] = [
+        (nullcontext(), tolerance if device == "cpu" else max(tolerance, ROUNDING_ON_A_GPU))
+    ]
+    if layout.form == "documents" and device != "cpu" and half is not None and weight.dtype not in HALF:
+        # Attention in 16 bits is another kernel than the one that the weights' own type took.
+        trials.append((torch.autocast(device, half), ROUNDING[half]))
+    scale = max(max(float(one.abs().max()) for one in alone), 1e-12)
+    for precision, most in trials:
+        try:
+            with precision:
+                packed = _logits_packed(model, rows, layout, length_of)
+        except (TypeError, ValueError, RuntimeError, IndexError, KeyError) as error:
+            return type(error).__name__
+        share = max(float((a - b).abs().max()) for a, b in zip(alone, packed, strict=True)) / scale
+        if not share <= most:
+            return f"{share:.1e} of the largest logit"
+    return None
 
 
 def _refusal(model: nn.Module, reason: str) -> str:
@@ -336,8 +393,8 @@ def _refusal(model: nn.Module, reason: str) -> str:
     )
 
 
-def _candidates(model: nn.Module, takes_positions: bool) -> Iterator[PackingLayout]:
-    """Yields the layouts to try, cheapest first."""
+def _candidates(model: nn.Module, takes_positions: bool, *, by_document: bool) -> Iterator[PackingLayout]:
+    """Yields the layouts to try, cheapest first; `by_document`: attention by document is among them."""
     config = getattr(model, "config", None)
     padding = getattr(config, "pad_token_id", None)
     firsts: list[int | None] = [None]
@@ -349,6 +406,8 @@ def _candidates(model: nn.Module, takes_positions: bool) -> Iterator[PackingLayo
         if "flash" in kernel:
             yield PackingLayout(form="flat", first_position=first)
             continue
+        if by_document:
+            yield PackingLayout(form="documents", first_position=first)
         if first is not None:
             yield PackingLayout(form="positions", first_position=first)
         for kind in (None, additive):
@@ -357,8 +416,8 @@ def _candidates(model: nn.Module, takes_positions: bool) -> Iterator[PackingLayo
 
 
 def _make_random_rows(model: nn.Module, row_length: int, num_rows: int, length_of: str) -> list[list[Batch]]:
-    """Returns a row of three samples, and a row of a long and a short one, to detect windowed attention too."""
-    lengths = [[max(row_length // 2, 1), max(row_length // 3, 1), 1], [max(row_length - 3, 1), 2]][:num_rows]
+    """Returns a row of a long and a short sample, to detect windowed attention too, and a row of three samples."""
+    lengths = [[max(row_length - 3, 1), 2], [max(row_length // 2, 1), max(row_length // 3, 1), 1]][:num_rows]
     table = model.get_input_embeddings()  # type: ignore[operator]
     generator = torch.Generator().manual_seed(0)
     padding = getattr(getattr(model, "config", None), "pad_token_id", None)
@@ -398,4 +457,5 @@ def _logits(model: nn.Module, batch: Batch, width: int) -> torch.Tensor:
         raise ModelError(
             _refusal(model, f"it has no logits for each token (their shape: {shape}), so a row has at most one answer")
         )
-    return logits.float()
+    # A part of a large vocabulary shows differences as well as all of it, and is kept for every token of a long row.
+    return logits[..., :NUM_COMPARED].float().clone()
