@@ -37,7 +37,10 @@ def contents(folder: Path) -> dict[str, tuple[int, int]]:
         ("--resume_from_checkpoint", "nope"),
     ],
 )
-def test_a_refused_run_leaves_no_directory(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_refused_run_leaves_no_directory(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     path = small(tmp_path)
     for command in ("check", "train"):
         result = call(command, str(path), "--output_dir", "runs/new", *words)
@@ -73,6 +76,20 @@ def test_rows_to_evaluate_on_need_no_label_that_is_left_out(tmp_path: Path) -> N
     done("train", str(path), "--max_steps", "1")
     (tmp_path / "new.csv").write_text("text,label\na good film,yes\n")
     assert "1 sample:" in done("eval", str(tmp_path / "run"), "--data", str(tmp_path / "new.csv"))
+
+
+def test_labels_that_leave_out_all_rows_are_named(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "new.csv").write_text("text,label\na good film,N/A\na bad film,N/A\n")
+    words = ("--set", 'data.labels={"N/A": null}')
+    shown = " ".join(call("eval", str(run), "--data", str(tmp_path / "new.csv"), *words).output.split())
+    assert "each of the 2 rows of eval has a label that data.labels leaves out (null: N/A), so that none is" in shown
+    path = small(tmp_path)
+    with (tmp_path / "table.csv").open("a") as table:
+        table.write("an odd film,N/A\n")
+    for part in ("train", "eval"):
+        changed = (*words, "--set", f"data.{part}={tmp_path / 'new.csv'}")
+        shown = " ".join(call("check", str(path), *changed).output.split())
+        assert f"each of the 2 rows of {part} has a label that data.labels leaves out" in shown
 
 
 def test_a_finished_run_is_not_resumed_and_names_the_command_that_goes_on(run: Path) -> None:

@@ -208,11 +208,11 @@ def _read(config: Path, overrides: list[str] | None, context: typer.Context) -> 
     def in_data(recipe: Recipe, tree: Tree) -> list[tuple[tuple[str, ...], str]]:
         from trainwright.cli.tasks.source import find_data_problems  # loads torch
 
-        allow_functions(tree.value, config.absolute().parent)
+        allow_functions(tree, config.absolute().parent)
         return find_data_problems(recipe, tree)
 
     tree = read_tree(config, overrides or (), context.args, also=in_data)
-    allow_functions(tree.value, config.absolute().parent)
+    allow_functions(tree, config.absolute().parent)
     return checked(tree, config.absolute().parent, also=in_data), tree
 
 
@@ -499,13 +499,16 @@ def export(
         source, why = chosen_checkpoint(local) if weights == "average" else chosen(local)
         if why:
             print_line(f"From {source.name if is_url(checkpoint) else source}: {why}", err=as_json)
+        is_merged = merged and has_adapter(source)
+        if merged and not is_merged and source.is_dir():
+            warn_user(f"--merge has no effect: {source} has no adapter. Its weights are written as they are.")
         if to == "gguf" and not merged and has_adapter(source):
             raise errors.ArgumentError("--to gguf takes a whole model, and this is an adapter. Add --merge.")
         asked = Export(
             source=source,
             run=local,
             folder=folder,
-            is_merged=merged,
+            is_merged=is_merged,
             dtype=dtype,
             weights=weights,
             is_proved=prove is not None,

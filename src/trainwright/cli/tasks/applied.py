@@ -134,7 +134,7 @@ def recipe_at(
     """
     tree = _tree(run, task, overrides, scratch=scratch)
     _check_code(tree)
-    allow_functions(tree.value, Path.cwd(), words=overrides)
+    allow_functions(tree, Path.cwd(), typed_only=True)
     _point(tree, data, place, output_dir=scratch / "out")
     return checked(tree, Path.cwd()), tree
 
@@ -144,7 +144,7 @@ def _check_code(tree: Tree) -> None:
     tree.refuse(
         (path, f"{'.'.join(path)}: write {one} as an absolute path. A run's recipe has it so.")
         for path, one in find_functions(tree.value)
-        if f"{SUFFIX}:" in one and not Path(one).is_absolute()
+        if f"{SUFFIX}:" in one and not Path(one).is_absolute() and not tree.is_typed(path)
     )
 
 

@@ -399,7 +399,7 @@ def read_run_tree(folder: Path, overrides: Sequence[str], typed: Sequence[str] =
     if not path.is_file():
         raise RecipeError(f"There is no {path}, so `trainwright train` did not start a run in that directory. {cure}")
     tree = read_tree(path, overrides, typed)
-    allow_functions(tree.value, folder, words=[*overrides, *typed])
+    allow_functions(tree, folder, typed_only=True)
     return tree
 
 

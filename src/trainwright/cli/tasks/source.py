@@ -342,9 +342,17 @@ def _without_left_out(material: TaskSource, part: str, rows: Rows) -> Rows:
         )
     places = [place for place, cell in enumerate(cells) if str(cell) not in left_out]
     number = len(cells) - len(places)
+    named = ", ".join(sorted(left_out))
+    if number and not places and (part == "train" or material.recipe.data.eval is not None):
+        which = "the only row" if number == 1 else f"each of the {number} rows"
+        material.wrong(
+            f"{which} of {material.part_name(part)} has a label that data.labels leaves out (null: {named}), so that "
+            "none is left. Name another file, or give the label a name in data.labels.",
+            "data",
+            "labels",
+        )
     if number:
         is_one = number == 1
-        named = ", ".join(sorted(left_out))
         material.found.append(
             Finding(
                 "note",
