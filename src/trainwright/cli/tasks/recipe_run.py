@@ -384,7 +384,7 @@ def refuse_a_second_run(recipe: Recipe, tree: Tree) -> None:
     training = recipe.training
     steps = CheckpointStore(training["output_dir"]).steps()
     if steps and not any(training.get(name) for name in CONTINUES):
-        folder = training["output_dir"]
+        folder = _near(training["output_dir"])
         problem = (
             f"training.output_dir: {folder} already has a run, saved at step {steps[-1]}. Continue it with "
             f"`trainwright resume {folder}`, delete its checkpoints with --set training.overwrite_output_dir=true, "
@@ -419,7 +419,7 @@ def read_run(folder: Path, overrides: Sequence[str], typed: Sequence[str] = ()) 
     if 0 < asked < reached:
         problem = (
             f"training.max_steps: {asked} is below step {reached}, which the run has reached. Set a larger one, or "
-            f"branch from an earlier step: trainwright branch {run_folder} --at STEP --out DIR."
+            f"branch from an earlier step: trainwright branch {_near(run_folder)} --at STEP --out DIR."
         )
         tree.refuse([(("training", "max_steps"), problem)])
     return recipe, tree
