@@ -24,6 +24,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
 def contents(folder: Path) -> dict[str, tuple[int, int]]:
     return {str(path): (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.rglob("*") if path.is_file()}
 
@@ -134,6 +138,34 @@ def test_a_file_of_almost_that_name_is_meant(run: Path, tmp_path: Path) -> None:
     path.write_text(SMALL.replace("table.csv", "ticket.csv"))
     assert "Did you mean tickets.csv? In " in call("train", str(path)).output
     assert "Did you mean tickets.csv?" in call("predict", str(run), "--data", str(tmp_path / "ticket.csv")).output
+
+
+def test_a_configuration_file_of_almost_that_name_is_meant(run: Path, tmp_path: Path) -> None:
+    path = small(tmp_path)
+    for command in ("check", "train"):
+        result = call(command, str(path.with_name("confg.yaml")))
+        assert result.exit_code == 2
+        assert "confg.yaml. Did you mean config.yaml? `trainwright init TASK` writes one." in flat(result.output)
+    result = call("train", str(run))
+    assert result.exit_code == 2
+    assert f"{run} is a directory. Name its configuration file; `trainwright resume {run}` continues a run" in flat(
+        result.output
+    )
+
+
+def test_a_partial_mapping_of_labels_keeps_the_numbers_of_the_model(tmp_path: Path) -> None:
+    path = small(tmp_path, SMALL.replace("  max_length: 16", '  labels: {"YES": yes}\n  max_length: 16'))
+    table = tmp_path / "table.csv"
+    table.write_text(table.read_text().replace(",yes", ",YES", 3))
+    done("train", str(path), "--max_steps", "1")
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["id2label"] == {"0": "yes", "1": "no"}
+    (tmp_path / "new.csv").write_text("text,label\na good film,no\na bad film,no\n")
+    found = json.loads(done("eval", str(tmp_path / "run"), "--data", str(tmp_path / "new.csv"), "--json"))
+    assert found["labels"] == ["yes", "no"]
+    (tmp_path / "new.csv").write_text("text,label\na good film,maybe\n")
+    shown = call("eval", str(tmp_path / "run"), "--data", str(tmp_path / "new.csv")).output
+    assert "labels that are not listed: maybe" in flat(shown)
 
 
 def test_an_evaluation_without_labels_names_predict(run: Path, tmp_path: Path) -> None:

@@ -59,9 +59,7 @@ WIDE = 100  # characters of a terminal that has room for times
 
 Config = Annotated[
     Path,
-    typer.Argument(
-        help="Configuration file, as `trainwright init TASK` writes it.", metavar="CONFIG", exists=True, dir_okay=False
-    ),
+    typer.Argument(help="Configuration file, as `trainwright init TASK` writes it.", metavar="CONFIG"),
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -84,7 +82,8 @@ def _known_models(incomplete: str) -> list[str]:
 
 def init(
     task: Annotated[
-        str, typer.Argument(help="Name of a task; an unknown one lists them all.", metavar="TASK", autocompletion=_tasks)
+        str,
+        typer.Argument(help="Name of a task; an unknown one lists them all.", metavar="TASK", autocompletion=_tasks),
     ],
     config: Annotated[Path, typer.Argument(help="File to write.", metavar="CONFIG", dir_okay=False)] = Path(
         "config.yaml"
@@ -220,9 +219,22 @@ def _read(config: Path, overrides: list[str] | None, context: typer.Context) -> 
         allow_functions(tree, config.absolute().parent)
         return find_data_problems(recipe, tree)
 
+    _check_there(config)
     tree = read_tree(config, overrides or (), context.args, also=in_data)
     allow_functions(tree, config.absolute().parent)
     return checked(tree, config.absolute().parent, also=in_data), tree
+
+
+def _check_there(config: Path) -> None:
+    """Raises RecipeError if there is no such configuration file."""
+    if config.is_dir():
+        raise RecipeError(
+            f"{config} is a directory. Name its configuration file; `trainwright resume {config}` continues a run."
+        )
+    if not config.exists():
+        there = [one.name for one in config.parent.iterdir()] if config.parent.is_dir() else []
+        hint = errors.did_you_mean(config.name, there)
+        raise RecipeError(f"There is no file {config}.{hint} `trainwright init TASK` writes one.")
 
 
 def check(

@@ -253,8 +253,8 @@ def _point(tree: Tree, data: Path, place: Path, *, output_dir: Path) -> None:
     given = value["data"].get("labels")
     if has_labels and labels and given is None:
         tree.set(("data", "labels"), labels, origin=str(place / CONFIG_NAME))
-    elif has_labels and labels and isinstance(given, dict) and not any(given.values()):
-        # Labels that are left out, alone: the others are those of the model, not those that these rows happen to have.
+    elif has_labels and labels and isinstance(given, dict):
+        # The others are those of the model, in its order, not those that these rows happen to have.
         named = {label: label for label in labels} | given
         tree.set(("data", "labels"), named, origin=str(place / CONFIG_NAME))
     tree.set(("data", "train"), [str(data.absolute())], origin="--data")
