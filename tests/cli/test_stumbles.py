@@ -116,6 +116,15 @@ def test_a_run_without_its_final_model_is_not_finished(tmp_path: Path) -> None:
     assert "finished" not in done("resume", str(tmp_path / "run"), "--set", "training.max_steps=9")
 
 
+def test_a_run_without_a_checkpoint_begins_again_and_says_so(run: Path, tmp_path: Path) -> None:
+    """As one that was killed before its first save."""
+    killed = tmp_path / "killed"
+    killed.mkdir()
+    (killed / "recipe.yaml").write_bytes((run / "recipe.yaml").read_bytes())
+    assert "killed has no checkpoint yet, so the run begins again" in flat(done("resume", str(killed)))
+    assert "begins again" not in done("resume", str(killed), "--max_steps", "9")
+
+
 def test_fewer_steps_than_the_run_has_is_an_error(run: Path) -> None:
     before = contents(run)
     result = call("resume", str(run), "--max_steps", "4")

@@ -164,7 +164,7 @@ def resume(
 ) -> None:
     """Continue a run from its newest intact checkpoint."""
     from trainwright.cli.launch import launched
-    from trainwright.cli.tasks.recipe_run import find_result, read_run
+    from trainwright.cli.tasks.recipe_run import find_result, note_new_beginning, read_run
     from trainwright.cli.tasks.recipe_run import run as carry_out
 
     recipe, tree = read_run(run.absolute(), overrides or (), context.args)
@@ -179,6 +179,7 @@ def resume(
         return
     if not launched(recipe, processes, context):
         with answering(as_json) as answer:
+            note_new_beginning(recipe, print_status)
             answer |= carry_out(recipe, tree, print_status)
 
 

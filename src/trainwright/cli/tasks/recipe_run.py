@@ -425,6 +425,14 @@ def read_run(folder: Path, overrides: Sequence[str], typed: Sequence[str] = ()) 
     return recipe, tree
 
 
+def note_new_beginning(recipe: Recipe, say: Say) -> None:
+    """Shows that a resumed run has no checkpoint, so that it begins again; not if there may be one in a store."""
+    folder = Path(recipe.training["output_dir"])
+    is_auto = recipe.training.get("resume_from_checkpoint") == "auto"
+    if is_auto and not recipe.training.get("checkpoint_mirror") and not CheckpointStore(folder).steps():
+        say("resumes", f"{_near(folder)} has no checkpoint yet, so the run begins again")
+
+
 def find_result(recipe: Recipe) -> JSONObject | None:
     """Returns what `run` returned for a run that has finished as its recipe says; None if there is something to do.
 
