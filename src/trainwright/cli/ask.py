@@ -14,7 +14,7 @@ from trainwright.command_line import FAILED, AnyPlace, AsJson, amount, answers_a
 if TYPE_CHECKING:
     from trainwright.cli.tasks.conversation import Answer, Conversation
 
-HELP = "/reset begins anew, /quit or Ctrl-D ends, Ctrl-C stops an answer."
+HELP = "/reset starts a new conversation, /quit or Ctrl-D exits, Ctrl-C stops an answer."
 PROMPT = "> "
 
 
@@ -66,7 +66,7 @@ def _converse(talk: Conversation, *, as_json: bool) -> None:
             break
         if text == "/reset":
             talk.reset()
-            print_line("The conversation begins anew.", err=True)
+            print_line("A new conversation starts.", err=True)
         elif text.startswith("/") and text[1:].isalpha():
             print_line(f"{printable(text)} is not a command. {HELP}", err=True)
         elif text:
