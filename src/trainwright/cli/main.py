@@ -113,7 +113,7 @@ def init(
     if like is not None:
         check_known_model(task, like)
     if config.exists() and not force:
-        raise RecipeError(f"{config} is there already. Name another file, or say --force to write over it.")
+        raise RecipeError(f"{config} already exists. Name another file, or overwrite it with --force.")
     check_output(config, option="CONFIG")
     config.parent.mkdir(parents=True, exist_ok=True)
     write_text(config, template(task, with_everything=everything, like=like))
@@ -329,7 +329,7 @@ def report(
         return
     _say_written(write_report(run, output), as_json=as_json)
     if watch:
-        print_line("The open page follows the run until it ends; Ctrl-C stops that.", err=as_json)
+        print_line("The open page is kept up to date until the run ends; Ctrl-C stops this.", err=as_json)
         write_report(run, output, watch=True)
 
 
