@@ -248,7 +248,7 @@ def check(
     processes: Annotated[int | None, typer.Option(min=1, help="Also plan a run of N processes.", metavar="N")] = None,
     per_node: Annotated[int | None, typer.Option(min=1, help="Processes per machine.", metavar="N")] = None,
     engine: Annotated[
-        str | None, typer.Option(help="ddp, fsdp2, zero3 ...: how they share the model.", metavar="ENGINE")
+        str | None, typer.Option(help="How they share the model; an unknown name lists all.", metavar="ENGINE")
     ] = None,
     against: Annotated[
         str | None, typer.Option(metavar="PACKAGES", help="Compare versions, as transformers==5.24.0.")
