@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import math
+import os
 import shutil
 import signal
 import subprocess
@@ -17,6 +18,19 @@ import sys
 import textwrap
 from pathlib import Path
 from typing import Any
+
+STOPPED = "Stopped by Ctrl-C. The next `make demo` begins again."
+
+
+def stop_imports(number: int, frame: object) -> None:
+    """Ends the process at Ctrl-C: an import that an exception interrupts may swallow it, or show a traceback."""
+    print(STOPPED, file=sys.stderr, flush=True)
+    os._exit(128 + number)
+
+
+if __name__ == "__main__":
+    # The imports below take seconds.
+    signal.signal(signal.SIGINT, stop_imports)
 
 import transformers
 from _common import held_out, minilm
@@ -174,10 +188,12 @@ def main() -> None:
         raise SystemExit(
             f"--output_dir {options.output_dir} cannot be made: {error.strerror}. Choose another."
         ) from None
+    # From here on, what is under way ends first: a process of the demo, a file that is written.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         show(options)
     except KeyboardInterrupt:
-        print("Stopped by Ctrl-C. The next `make demo` begins again.", file=sys.stderr)
+        print(STOPPED, file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
 
 

@@ -92,7 +92,7 @@ def test_lines_of_standard_input_are_one_conversation(place: Path) -> None:
     assert lengths[0] == lengths[2] < lengths[1], "the history is asked too, until it is reset"
     other = asked("first", stdin="/help\nsay red\n")
     assert other.stdout == "red it is\n"
-    assert "/help is not a command. /reset begins anew" in other.stderr
+    assert "/help is not a command. /reset starts a new conversation" in other.stderr
 
 
 def test_a_line_that_is_no_text_is_said_and_the_next_is_asked(place: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerBase
 
 from trainwright.cli.recipe.recipe_reader import checked, read_tree
@@ -185,7 +186,10 @@ def test_a_chat_is_learned_then_tuned_by_an_adapter_that_is_merged(tmp_path: Pat
     (tmp_path / "tuned.yaml").write_text(TUNED)
     assert "LoRA of rank 4 on q_proj, v_proj" in done("train", "tuned.yaml").replace("rsLoRA", "LoRA")
     assert not (tmp_path / "tuned" / "model.safetensors").exists()
-    assert "nothing to merge" in call("export", "run", "x", "--merge").output
+    assert "--merge has no effect: run has no adapter." in done("export", "run", "whole", "--merge")
+    assert (
+        load_file(tmp_path / "whole/model.safetensors").keys() == load_file(tmp_path / "base/model.safetensors").keys()
+    )
     done("resume", "tuned", "--set", "training.max_steps=5")
     (said,) = done("export", "tuned", "merged", "--merge").splitlines()  # without bars and warnings of transformers
     assert said.startswith("Written: merged")

@@ -296,7 +296,7 @@ SETTINGS: dict[str, tuple[Fault, str, str]] = {
         "config.json",
         "rope_parameters.rope_theta is 10000.01, trained with 10000.0",
     ),
-    "tensor": (add_tensor, "model.safetensors", "has the tensor more, which the trained model has not"),
+    "tensor": (add_tensor, "model.safetensors", "has the extra tensor more, which the trained model lacks"),
     "type": (round_weights, "config.json", "the weights are in bfloat16, not in float32, and --dtype was not given"),
 }
 

@@ -66,7 +66,7 @@ CASES = {
         table((31, "film 31,yes ")),
         "label_forms",
         rows=("table.csv:31",),
-        says='\'yes \' (table.csv:31). To make them one, list all: {"yes": yes, "yes ": yes, ...}.',
+        says='\'yes \' (table.csv:31). To make them one, put into data: `labels: {"yes ": "yes"}`.',
     ),
     "another case": Case(
         table((31, "film 31,Yes")),

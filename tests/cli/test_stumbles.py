@@ -24,6 +24,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
 def contents(folder: Path) -> dict[str, tuple[int, int]]:
     return {str(path): (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.rglob("*") if path.is_file()}
 
@@ -37,7 +41,10 @@ def contents(folder: Path) -> dict[str, tuple[int, int]]:
         ("--resume_from_checkpoint", "nope"),
     ],
 )
-def test_a_refused_run_leaves_no_directory(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_refused_run_leaves_no_directory(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     path = small(tmp_path)
     for command in ("check", "train"):
         result = call(command, str(path), "--output_dir", "runs/new", *words)
@@ -75,6 +82,20 @@ def test_rows_to_evaluate_on_need_no_label_that_is_left_out(tmp_path: Path) -> N
     assert "1 sample:" in done("eval", str(tmp_path / "run"), "--data", str(tmp_path / "new.csv"))
 
 
+def test_labels_that_leave_out_all_rows_are_named(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "new.csv").write_text("text,label\na good film,N/A\na bad film,N/A\n")
+    words = ("--set", 'data.labels={"N/A": null}')
+    shown = " ".join(call("eval", str(run), "--data", str(tmp_path / "new.csv"), *words).output.split())
+    assert "each of the 2 rows of eval has a label that data.labels leaves out (null: N/A), so that none is" in shown
+    path = small(tmp_path)
+    with (tmp_path / "table.csv").open("a") as table:
+        table.write("an odd film,N/A\n")
+    for part in ("train", "eval"):
+        changed = (*words, "--set", f"data.{part}={tmp_path / 'new.csv'}")
+        shown = " ".join(call("check", str(path), *changed).output.split())
+        assert f"each of the 2 rows of {part} has a label that data.labels leaves out" in shown
+
+
 def test_a_finished_run_is_not_resumed_and_names_the_command_that_goes_on(run: Path) -> None:
     before = contents(run)
     shown = done("resume", str(run))
@@ -93,6 +114,15 @@ def test_a_run_without_its_final_model_is_not_finished(tmp_path: Path) -> None:
     done("resume", str(tmp_path / "run"))
     assert (tmp_path / "run" / "model.safetensors").is_file()
     assert "finished" not in done("resume", str(tmp_path / "run"), "--set", "training.max_steps=9")
+
+
+def test_a_run_without_a_checkpoint_begins_again_and_says_so(run: Path, tmp_path: Path) -> None:
+    """As one that was killed before its first save."""
+    killed = tmp_path / "killed"
+    killed.mkdir()
+    (killed / "recipe.yaml").write_bytes((run / "recipe.yaml").read_bytes())
+    assert "killed has no checkpoint yet, so the run begins again" in flat(done("resume", str(killed)))
+    assert "begins again" not in done("resume", str(killed), "--max_steps", "9")
 
 
 def test_fewer_steps_than_the_run_has_is_an_error(run: Path) -> None:
@@ -117,6 +147,34 @@ def test_a_file_of_almost_that_name_is_meant(run: Path, tmp_path: Path) -> None:
     path.write_text(SMALL.replace("table.csv", "ticket.csv"))
     assert "Did you mean tickets.csv? In " in call("train", str(path)).output
     assert "Did you mean tickets.csv?" in call("predict", str(run), "--data", str(tmp_path / "ticket.csv")).output
+
+
+def test_a_configuration_file_of_almost_that_name_is_meant(run: Path, tmp_path: Path) -> None:
+    path = small(tmp_path)
+    for command in ("check", "train"):
+        result = call(command, str(path.with_name("confg.yaml")))
+        assert result.exit_code == 2
+        assert "confg.yaml. Did you mean config.yaml? `trainwright init TASK` writes one." in flat(result.output)
+    result = call("train", str(run))
+    assert result.exit_code == 2
+    assert f"{run} is a directory. Name its configuration file; `trainwright resume {run}` continues a run" in flat(
+        result.output
+    )
+
+
+def test_a_partial_mapping_of_labels_keeps_the_numbers_of_the_model(tmp_path: Path) -> None:
+    path = small(tmp_path, SMALL.replace("  max_length: 16", '  labels: {"YES": yes}\n  max_length: 16'))
+    table = tmp_path / "table.csv"
+    table.write_text(table.read_text().replace(",yes", ",YES", 3))
+    done("train", str(path), "--max_steps", "1")
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["id2label"] == {"0": "yes", "1": "no"}
+    (tmp_path / "new.csv").write_text("text,label\na good film,no\na bad film,no\n")
+    found = json.loads(done("eval", str(tmp_path / "run"), "--data", str(tmp_path / "new.csv"), "--json"))
+    assert found["labels"] == ["yes", "no"]
+    (tmp_path / "new.csv").write_text("text,label\na good film,maybe\n")
+    shown = call("eval", str(tmp_path / "run"), "--data", str(tmp_path / "new.csv")).output
+    assert "labels that are not listed: maybe" in flat(shown)
 
 
 def test_an_evaluation_without_labels_names_predict(run: Path, tmp_path: Path) -> None:

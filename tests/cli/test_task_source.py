@@ -152,6 +152,27 @@ def test_labels_are_found_listed_or_renamed(tmp_path: Path) -> None:
     )
 
 
+def test_a_mapping_lists_what_changes(tmp_path: Path) -> None:
+    rows = [{"text": f"x {i}", "label": label} for i, label in enumerate(["yes", "Yes", "no", "n", "yes", "no"])]
+    labels = find_labels(material(tmp_path, rows, labels={"Yes": "yes", "n": None}), "label")
+    assert (labels.names, labels.find("Yes"), labels.find("no")) == (["yes", "no"], 0, 1)
+    with pytest.raises(RecipeError, match=r"no row has the label Ye, which data.labels renames. Did you mean Yes\?"):
+        find_labels(material(tmp_path, rows, labels={"Ye": "yes"}), "label")
+
+
+def test_the_cure_for_labels_that_are_alike_is_one_block(tmp_path: Path) -> None:
+    """With what is mapped already, and with each kind of likeness."""
+    labels = ["positive"] * 22 + ["Positive", "positve", "1", "1.0", "n", "no", "no"]
+    rows = [{"text": f"x {i}", "label": label} for i, label in enumerate(labels)]
+    notes = [note for note in material(tmp_path, rows, labels={"n": "no"}).notes if "differ only" in note]
+    block = '{"n": "no", "Positive": "positive", "1.0": "1", "positve": "positive"}'
+    assert len(notes) == 3
+    assert all(note.endswith(f"To make them one, put into data: `labels: {block}`.") for note in notes)
+    cured = material(tmp_path, rows, labels=json.loads(block))
+    assert [note for note in cured.notes if "differ only" in note] == []
+    assert find_labels(cured, "label").names == ["no", "positive", "1"]
+
+
 def test_rows_without_a_label_are_refused(tmp_path: Path) -> None:
     rows = [{**row, "label": None if i < 3 else row["label"]} for i, row in enumerate(ROWS)]
     with pytest.raises(RecipeError, match=r"rows have no label: rows.jsonl:1 'text 0', rows.jsonl:2 .* Fill them in"):
@@ -167,10 +188,10 @@ def test_what_is_odd_in_the_rows_is_noted_with_their_names(tmp_path: Path) -> No
         "data.columns.label: labels with a single row: 'yes ' (rows.jsonl:3), 'Yes' (rows.jsonl:4), 'maybe' "
         "(rows.jsonl:8). One row is trained or evaluated, never both. Add rows, or exclude them with data.where.",
         "data.labels: labels that differ only by case or blanks: 'yes' (rows.jsonl:1, rows.jsonl:6, rows.jsonl:9), "
-        "'yes ' (rows.jsonl:3), 'Yes' (rows.jsonl:4). To make them one, list all: "
-        '{"yes": yes, "yes ": yes, "Yes": yes, ...}.',
+        "'yes ' (rows.jsonl:3), 'Yes' (rows.jsonl:4). To make them one, put into data: "
+        '`labels: {"yes ": "yes", "Yes": "yes"}`.',
     ]
-    cured = {"yes": "yes", "yes ": "yes", "Yes": "yes", "no": "no", "maybe": "no"}
+    cured = {"yes ": "yes", "Yes": "yes"}
     found = material(tmp_path, rows, labels=cured, where={"label": ["yes", "yes ", "Yes", "no"]})
     assert [note for note in found.notes if "case or blanks" in note] == []
     assert find_labels(found, "label").names == ["yes", "no"]

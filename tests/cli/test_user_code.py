@@ -87,7 +87,9 @@ def _own_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A configuration file, in the working directory, with functions beside it."""
+    monkeypatch.chdir(tmp_path)
     path = small(tmp_path)
     (tmp_path / "code.py").write_text(CODE)
     (tmp_path / "ends.py").write_text("import sys\nsys.exit(0)\n")
@@ -152,6 +154,7 @@ def test_no_code_is_run_from_the_directory_of_a_model(file: Path, monkeypatch: p
     recipe.write_text(f"{text}metrics: code.py:score\n")
     monkeypatch.setattr(user_code, "_named", set())
     assert "with which you have not trained" in flat(call("resume", str(run), "--max_steps", "12").output)
+    monkeypatch.chdir(run)
     words = ("--set", "metrics=code.py:score")
     assert "is in a directory of a model or a run" in flat(call("resume", str(run), "--max_steps", "12", *words).output)
 
@@ -181,6 +184,24 @@ def test_a_strangers_run_names_no_code(file: Path, monkeypatch: pytest.MonkeyPat
     recipe.write_text(recipe.read_text().replace(function, "/proc/self/cwd/code.py:clean"))
     shown = flat(call("predict", str(run), *data, "--set", "data.map=/proc/self/cwd/code.py:clean").output)
     assert "is another place in each process" in shown
+
+
+def test_a_path_that_is_typed_begins_where_it_is_typed(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a configuration file it begins at the file."""
+    here = file.parent / "here"
+    here.mkdir()
+    (file.parent / "code.py").rename(here / "mine.py")
+    (file.parent / "table.csv").rename(here / "mine.csv")
+    monkeypatch.chdir(here)
+    words = ("--set", "data.map=mine.py:clean", "--set", "data.train=mine.csv", "--metrics", "mine.py:score")
+    done("train", "../config.yaml", *words, "--output_dir", "made", "--max_steps", "1")
+    assert (here / "made" / "recipe.yaml").is_file()
+    again = ("--set", "data.map=mine.py:keeps", "--max_steps", "2")
+    assert "mine.py:keeps" in flat(done("resume", "made", *again))
+    done("predict", "made", "--data", "mine.csv", "--set", "data.map=mine.py:clean", "--out", "found.csv")
+    monkeypatch.chdir(file.parent)
+    shown = flat(call("resume", "here/made", "--set", "data.map=mine.py:keeps", "--max_steps", "3").output)
+    assert f"there is no file {file.parent}/mine.py" in shown
 
 
 def test_a_changed_function_of_rows_is_said_at_a_resume(file: Path) -> None:

@@ -10,7 +10,7 @@ from accelerate import ParallelismConfig
 from trainwright.config import resolve
 from trainwright.config.arguments import Seq2SeqTrainingArguments, TrainingArguments
 from trainwright.config.coerce import coerce
-from trainwright.config.fields import CHOICES, RANGES, SETTINGS, batching_fields, read_defaults
+from trainwright.config.fields import CHOICES, RANGES, SETTINGS, OurFields, batching_fields, read_defaults
 from trainwright.config.rules import advice, advise, cautions, check_run, violations
 from trainwright.config.rules.stages import RULES, RunFacts, Stage, select_rules
 from trainwright.errors import ArgumentError
@@ -743,10 +743,11 @@ HALF = [(name, 2.5) for name, limits in RANGES.items() if limits.whole]
 TEXT = [(name, "5e-5") for name in RANGES]
 NONE = [(name, None) for name, limits in RANGES.items() if not limits.optional]
 NAN = [("learning_rate", float("nan"))]
+YES = [(name, True) for name in RANGES if name in OurFields.__dataclass_fields__]
 WORDS = [(name, "nonsense") for name in CHOICES]
 
 
-@pytest.mark.parametrize(("name", "value"), [*BELOW, *OPEN, *ABOVE, *HALF, *TEXT, *NAN, *WORDS, *NONE])
+@pytest.mark.parametrize(("name", "value"), [*BELOW, *OPEN, *ABOVE, *HALF, *TEXT, *NAN, *YES, *WORDS, *NONE])
 def test_a_value_out_of_range_is_refused(name, value):
     with pytest.raises(ArgumentError, match=rf"{name}={value!r}"):
         Seq2SeqTrainingArguments(**{name: value})

@@ -22,7 +22,7 @@ from typing import Any
 from trainwright.config.setting import FieldGroup
 
 @dataclass(kw_only=True, init=False, repr=False, eq=False)
-class OurFields(FieldGroup, group="Ours"):
+class OurFields(FieldGroup, group="Only in Trainwright"):
 """
 
 

@@ -33,6 +33,10 @@ FIRST_PAGE = {
     "overfitting": "after_first_result/",
     "docker": "troubleshooting/",
     "gguf": "use_the_model/",
+    "onnx": "use_the_model/",
+    "inference": "use_the_model/",
+    "gpu": "gpu/",
+    "wandb": "watching/",
 }
 TYPE = """
 const input = document.querySelector(".md-search__input");

@@ -115,6 +115,22 @@ def test_ctrl_c_ends_it_and_the_run_that_is_killed_with_a_sentence(small_run: tu
     assert "Stopped by Ctrl-C. The next `make demo` begins again." in shown
 
 
+def test_ctrl_c_while_it_imports_is_a_sentence_too(tmp_path: Path) -> None:
+    """The signal comes as torch is looked for: by a module of that name that comes first, and waits to be killed."""
+    (tmp_path / "torch.py").write_text("import signal\nprint('importing', flush=True)\nsignal.pause()\n")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    command = [sys.executable, "-W", "ignore", str(SCRIPT), f"--output_dir={tmp_path / 'runs'}"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "importing\n"
+        os.killpg(process.pid, signal.SIGINT)
+        _, shown = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert shown == "Stopped by Ctrl-C. The next `make demo` begins again.\n"
+
+
 def test_make_demo_runs_it() -> None:
     # Also below another make, which hands its own options down and names the directories that it enters and leaves.
     command = ["make", "--no-print-directory", "-n", "demo"]

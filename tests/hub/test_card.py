@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from huggingface_hub import ModelCard
 from PIL import Image
 
 from trainwright.hub.model_card import CARD_NAME, CURVE_NAME, CardContent, is_untouched, list_losses, write_card
+from trainwright.journal.record import read_logs
 
 from .._support.small import data, make_trainer, trained_trainer
 from .server import TOKEN, Hub, Repo
@@ -52,6 +54,19 @@ def test_card_tells_settings_results_and_versions_and_its_metadata_are_read_back
     for said in ("# my-model", "learning_rate: 0.01", "| step |", "torch: 2", f"{loss:.4g}"):
         assert said in card.content
     assert "hf_secret" not in card.content
+
+
+def test_a_card_has_the_evaluations_of_a_history_that_is_cut(tmp_path: Path) -> None:
+    settings = {"max_steps": 4, "eval_strategy": "steps", "eval_steps": 2, "eval_dataset": data.vectors(4)}
+    trainer = trained_trainer(tmp_path / "cut", log_history_limit=1, journal=True, **settings)
+    (last,) = trainer.state.log_history
+    assert "train_loss" in last
+    trainer.create_model_card()
+    loss = read_logs(tmp_path / "cut")[-1]["eval_loss"]
+    card = ModelCard.load(tmp_path / "cut" / CARD_NAME).content
+    assert f"- loss: {loss:.4g}" in card
+    assert re.search(r"^\| 2 \| .*\n\| 4 \| ", card, re.MULTILINE)
+    assert "| 4 | " in card
 
 
 def test_a_card_names_the_license_of_the_base_model(tmp_path: Path, hub: Hub) -> None:

@@ -12,11 +12,12 @@ from typer.testing import CliRunner
 from trainwright.cli.main import app
 from trainwright.journal.record import FileJournal, Record, read
 from trainwright.report.comparison import comparison, differing_arguments, first_difference, partings, read_runs
-from trainwright.report.page import document, figure, thinned
+from trainwright.report.page import card, document, figure, grid, thinned
 from trainwright.report.run_page import (
     NUM_POINTS,
     Curve,
     charts,
+    described,
     facts,
     page,
     place,
@@ -169,6 +170,20 @@ def test_charts_of_the_task_come_before_what_is_counted() -> None:
     text = "".join(charts(record))
     places = [text.index(title) for title in (">Rewards<", ">Entropy<", ">Number of tokens<")]
     assert places == sorted(places)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "wide"), [("n", "0"), ("nn", ""), ("nnn", "0"), ("wnnn", "01"), ("nwnn", "01"), ("wnnnwn", "0145")]
+)
+def test_of_an_odd_number_of_cards_the_first_has_a_row_alone(kinds: str, wide: str) -> None:
+    """The throughput, which is the last, has half a row."""
+    text = grid([card(f"card {number}", "", is_wide=kind == "w") for number, kind in enumerate(kinds)])
+    assert "".join(re.findall(r'card wide">.*?card (\d)', text)) == wide
+
+
+def test_a_class_of_ours_is_no_fact_about_the_data() -> None:
+    assert described({"train": {"type": "trainwright.cli.x.Samples", "samples": 7}}) == [("train", "7 samples")]
+    assert described({"train": {"type": "my.Rows", "samples": 7}}) == [("train", "7 samples, Rows")]
 
 
 def test_the_page_of_runs_draws_no_speed_of_evaluations() -> None:

@@ -14,7 +14,7 @@ from trainwright.command_line import FAILED, AnyPlace, AsJson, amount, answers_a
 if TYPE_CHECKING:
     from trainwright.cli.tasks.conversation import Answer, Conversation
 
-HELP = "/reset begins anew, /quit or Ctrl-D ends, Ctrl-C stops an answer."
+HELP = "/reset starts a new conversation, /quit or Ctrl-D exits, Ctrl-C stops an answer."
 PROMPT = "> "
 
 
@@ -23,15 +23,15 @@ def chat(
         AnyPlace, typer.Argument(help="A run, a checkpoint, or a model; a path or URL.", metavar="RUN", parser=place)
     ],
     system: Annotated[str | None, typer.Option(help="System message.", metavar="TEXT")] = None,
-    once: Annotated[str | None, typer.Option(help="Ask this, and end.", metavar="TEXT")] = None,
-    weights: Annotated[str, typer.Option(help="trained or average.", metavar="KIND")] = "trained",
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.", metavar="N")] = 512,
+    once: Annotated[str | None, typer.Option(help="Send this message, print the answer, exit.", metavar="TEXT")] = None,
+    weights: Annotated[str, typer.Option(help="Which weights: trained or average.", metavar="KIND")] = "trained",
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Limit of an answer, in tokens.", metavar="N")] = 512,
     temperature: Annotated[
-        float, typer.Option(parser=amount, metavar="NUMBER", help="0: the likeliest token each time.")
+        float, typer.Option(parser=amount, metavar="NUMBER", help="Sampling temperature; 0: no sampling.")
     ] = 0.0,
     as_json: AsJson = False,
 ) -> None:
-    """Ask a trained model, with the template it was trained with."""
+    """Chat with a trained model, in the template it was trained with."""
     from trainwright.cli.remote_runs import fetch_checkpoint
     from trainwright.cli.tasks.conversation import open_conversation
 
@@ -66,7 +66,7 @@ def _converse(talk: Conversation, *, as_json: bool) -> None:
             break
         if text == "/reset":
             talk.reset()
-            print_line("The conversation begins anew.", err=True)
+            print_line("A new conversation starts.", err=True)
         elif text.startswith("/") and text[1:].isalpha():
             print_line(f"{printable(text)} is not a command. {HELP}", err=True)
         elif text:

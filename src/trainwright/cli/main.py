@@ -58,7 +58,8 @@ WIDE = 100  # characters of a terminal that has room for times
 
 
 Config = Annotated[
-    Path, typer.Argument(help="Configuration file; `trainwright init TASK` writes one.", exists=True, dir_okay=False)
+    Path,
+    typer.Argument(help="Configuration file, as `trainwright init TASK` writes it.", metavar="CONFIG"),
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -80,13 +81,18 @@ def _known_models(incomplete: str) -> list[str]:
 
 
 def init(
-    task: Annotated[str, typer.Argument(help="Task to train; an unknown name lists all tasks.", autocompletion=_tasks)],
-    config: Annotated[Path, typer.Argument(help="File to write.", dir_okay=False)] = Path("config.yaml"),
+    task: Annotated[
+        str,
+        typer.Argument(help="Name of a task; an unknown one lists them all.", metavar="TASK", autocompletion=_tasks),
+    ],
+    config: Annotated[Path, typer.Argument(help="File to write.", metavar="CONFIG", dir_okay=False)] = Path(
+        "config.yaml"
+    ),
     like: Annotated[
         str | None,
         typer.Option(
             metavar="MODEL",
-            help="chat: train this model with an adapter: qwen3-0.6b, or Qwen/Qwen3-0.6B; an unknown name lists all.",
+            help="For chat: train an adapter on this model, as qwen3-0.6b; an unknown name lists them all.",
             autocompletion=_known_models,
         ),
     ] = None,
@@ -107,7 +113,7 @@ def init(
     if like is not None:
         check_known_model(task, like)
     if config.exists() and not force:
-        raise RecipeError(f"{config} is there already. Name another file, or say --force to write over it.")
+        raise RecipeError(f"{config} already exists. Name another file, or overwrite it with --force.")
     check_output(config, option="CONFIG")
     config.parent.mkdir(parents=True, exist_ok=True)
     write_text(config, template(task, with_everything=everything, like=like))
@@ -151,14 +157,14 @@ def train(
 
 def resume(
     context: typer.Context,
-    run: Annotated[Path, typer.Argument(help="Output directory of a run, or one of its checkpoints.")],
+    run: Annotated[Path, typer.Argument(help="Output directory of a run, or one of its checkpoints.", metavar="RUN")],
     overrides: Overrides = None,
     processes: Processes = None,
     as_json: AsJson = False,
 ) -> None:
     """Continue a run from its newest intact checkpoint."""
     from trainwright.cli.launch import launched
-    from trainwright.cli.tasks.recipe_run import find_result, read_run
+    from trainwright.cli.tasks.recipe_run import find_result, note_new_beginning, read_run
     from trainwright.cli.tasks.recipe_run import run as carry_out
 
     recipe, tree = read_run(run.absolute(), overrides or (), context.args)
@@ -173,17 +179,20 @@ def resume(
         return
     if not launched(recipe, processes, context):
         with answering(as_json) as answer:
+            note_new_beginning(recipe, print_status)
             answer |= carry_out(recipe, tree, print_status)
 
 
 def extend(
     context: typer.Context,
-    run: Annotated[AnyPlace, typer.Argument(help="Output directory of the run.", parser=place)],
+    run: Annotated[AnyPlace, typer.Argument(help="Output directory of the run.", metavar="RUN", parser=place)],
     steps: Annotated[int | None, typer.Option(min=1, help="Steps to add to a run that has ended.", metavar="N")] = None,
-    to: Annotated[int | None, typer.Option(min=1, help="Step to stop at.", metavar="STEP")] = None,
+    to: Annotated[int | None, typer.Option(min=1, help="Last step of the run.", metavar="STEP")] = None,
     shape: Annotated[
         str | None,
-        typer.Option(help="Let the learning rate fall to 0: linear, cosine or 1-sqrt (default: its schedule)."),
+        typer.Option(
+            help="Decay the learning rate to 0: linear, cosine or 1-sqrt (default: its schedule).", metavar="SHAPE"
+        ),
     ] = None,
     overrides: Changed = None,
     processes: Processes = None,
@@ -208,25 +217,42 @@ def _read(config: Path, overrides: list[str] | None, context: typer.Context) -> 
     def in_data(recipe: Recipe, tree: Tree) -> list[tuple[tuple[str, ...], str]]:
         from trainwright.cli.tasks.source import find_data_problems  # loads torch
 
-        allow_functions(tree.value, config.absolute().parent)
+        allow_functions(tree, config.absolute().parent)
         return find_data_problems(recipe, tree)
 
+    _check_there(config)
     tree = read_tree(config, overrides or (), context.args, also=in_data)
-    allow_functions(tree.value, config.absolute().parent)
+    allow_functions(tree, config.absolute().parent)
     return checked(tree, config.absolute().parent, also=in_data), tree
+
+
+def _check_there(config: Path) -> None:
+    """Raises RecipeError if there is no such configuration file."""
+    if config.is_dir():
+        raise RecipeError(
+            f"{config} is a directory. Name its configuration file; `trainwright resume {config}` continues a run."
+        )
+    if not config.exists():
+        there = [one.name for one in config.parent.iterdir()] if config.parent.is_dir() else []
+        hint = errors.did_you_mean(config.name, there)
+        raise RecipeError(f"There is no file {config}.{hint} `trainwright init TASK` writes one.")
 
 
 def check(
     context: typer.Context,
     config: Config,
     overrides: Overrides = None,
-    memory: Annotated[bool, typer.Option("--memory", help="Also plan the memory of a step.")] = False,
-    prove: Annotated[bool, typer.Option("--prove", help="Also prove that resumes are exact.")] = False,
+    memory: Annotated[bool, typer.Option("--memory", help="Also estimate the memory of a step.")] = False,
+    prove: Annotated[bool, typer.Option("--prove", help="Also prove that a resume is exact.")] = False,
     budget: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory limit, such as 24GB.")] = None,
-    processes: Annotated[int | None, typer.Option(min=1, help="Also plan a run with this number of processes.")] = None,
-    per_node: Annotated[int | None, typer.Option(min=1, help="Processes per machine.")] = None,
-    engine: Annotated[str | None, typer.Option(help="How the processes share the model.")] = None,
-    against: Annotated[str | None, typer.Option(metavar="PACKAGES", help="Train with other versions too.")] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="Also plan a run of N processes.", metavar="N")] = None,
+    per_node: Annotated[int | None, typer.Option(min=1, help="Processes per machine.", metavar="N")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="How they share the model; an unknown name lists all.", metavar="ENGINE")
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option(metavar="PACKAGES", help="Compare versions, as transformers==5.24.0.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Look for problems without training."""
@@ -279,7 +305,10 @@ def check(
 
 def report(
     run: Annotated[
-        AnyPlace, typer.Argument(help="Output directory or URL of a run or a search, or a journal.jsonl.", parser=place)
+        AnyPlace,
+        typer.Argument(
+            help="Output directory or URL of a run or a search, or a journal.jsonl.", metavar="RUN", parser=place
+        ),
     ],
     output: Output = None,
     watch: Annotated[bool, typer.Option("--watch", help="Keep the page up to date until the run ends.")] = False,
@@ -300,7 +329,7 @@ def report(
         return
     _say_written(write_report(run, output), as_json=as_json)
     if watch:
-        print_line("The open page follows the run until it ends; Ctrl-C stops that.", err=as_json)
+        print_line("The open page is kept up to date until the run ends; Ctrl-C stops this.", err=as_json)
         write_report(run, output, watch=True)
 
 
@@ -315,7 +344,7 @@ def _say_written(path: Path, *, as_json: bool, **facts: object) -> None:
 def compare(
     runs: Annotated[
         list[AnyPlace],
-        typer.Argument(help="Output directories or URLs of two runs or more.", parser=place),
+        typer.Argument(help="Output directories or URLs of two or more runs.", metavar="RUN", parser=place),
     ],
     tolerance: Annotated[
         float, typer.Option(parser=amount, metavar="NUMBER", help="Relative difference of losses to ignore.")
@@ -415,7 +444,7 @@ def runs(
 
 
 def push(
-    run: Annotated[Path, typer.Argument(help="Output directory of a run.")],
+    run: Annotated[Path, typer.Argument(help="Output directory of a run.", metavar="RUN")],
     token: Annotated[str | None, typer.Option(help="Token for the Hub (default: your login's).")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -464,16 +493,18 @@ def schema(output: Output = None, as_json: AsJson = False) -> None:
 
 
 def export(
-    checkpoint: Annotated[AnyPlace, typer.Argument(help="Run or checkpoint; a path or a URL.", parser=place)],
+    checkpoint: Annotated[
+        AnyPlace, typer.Argument(help="Run or checkpoint; a path or a URL.", metavar="RUN", parser=place)
+    ],
     folder: Annotated[Path, typer.Argument(help="Directory to write, new or empty.", metavar="DIR")],
-    merged: Annotated[bool, typer.Option("--merge", help="Merge an adapter (lora) into the model.")] = False,
-    dtype: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16.", metavar="TYPE")] = None,
+    merged: Annotated[bool, typer.Option("--merge", help="Merge the adapter (lora) into the model.")] = False,
+    dtype: Annotated[str | None, typer.Option(help="Type of the weights: fp32, bf16 or fp16.", metavar="TYPE")] = None,
     to: Annotated[str | None, typer.Option(help="gguf: also write a file for llama.cpp.", metavar="FORM")] = None,
-    weights: Annotated[str, typer.Option(help="trained or average.", metavar="KIND")] = "trained",
+    weights: Annotated[str, typer.Option(help="Which weights: trained or average.", metavar="KIND")] = "trained",
     prove: Annotated[
         str | None, typer.Option(help="Compare with the trained model, on FILE or held-out rows.", metavar="[FILE]")
     ] = None,
-    accepts: Annotated[bool, typer.Option("--accept-differences", help="Write it even if it differs.")] = False,
+    accepts: Annotated[bool, typer.Option("--accept-differences", help="Write the model even if it differs.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write only the model of a checkpoint, for from_pretrained."""
@@ -499,13 +530,16 @@ def export(
         source, why = chosen_checkpoint(local) if weights == "average" else chosen(local)
         if why:
             print_line(f"From {source.name if is_url(checkpoint) else source}: {why}", err=as_json)
+        is_merged = merged and has_adapter(source)
+        if merged and not is_merged and source.is_dir():
+            warn_user(f"--merge has no effect: {source} has no adapter. Its weights are written as they are.")
         if to == "gguf" and not merged and has_adapter(source):
             raise errors.ArgumentError("--to gguf takes a whole model, and this is an adapter. Add --merge.")
         asked = Export(
             source=source,
             run=local,
             folder=folder,
-            is_merged=merged,
+            is_merged=is_merged,
             dtype=dtype,
             weights=weights,
             is_proved=prove is not None,
@@ -555,11 +589,11 @@ def _say_exported(folder: Path, proof: ExportProof | None, *, to: str | None, as
 def verify(
     checkpoint: Annotated[
         AnyPlace,
-        typer.Argument(help="A checkpoint, or the directory or URL of a run for all of its checkpoints.", parser=place),
+        typer.Argument(
+            help="A checkpoint; or a run, for all its checkpoints; a path or a URL.", metavar="CHECKPOINT", parser=place
+        ),
     ],
-    accepts: Annotated[
-        bool, typer.Option("--accept", help="Accept the files as they are now: they were changed on purpose.")
-    ] = False,
+    accepts: Annotated[bool, typer.Option("--accept", help="Accept files that you changed on purpose.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check that the files of a checkpoint are complete and unchanged."""
@@ -640,8 +674,8 @@ def intact(manifest: Manifest | None) -> str:
 Model = Annotated[
     AnyPlace, typer.Argument(help="A run, a checkpoint, or a model; a path or a URL.", metavar="MODEL", parser=place)
 ]
-Task = Annotated[str | None, typer.Option(help="Task, if MODEL is not a run.", autocompletion=_tasks)]
-WhichWeights = Annotated[str, typer.Option(help="trained or average.", metavar="KIND")]
+Task = Annotated[str | None, typer.Option(help="Task, if MODEL is not a run.", metavar="TASK", autocompletion=_tasks)]
+WhichWeights = Annotated[str, typer.Option(help="Which weights: trained or average.", metavar="KIND")]
 
 
 def eval(
@@ -650,7 +684,7 @@ def eval(
     overrides: Overrides = None,
     task: Task = None,
     weights: WhichWeights = "trained",
-    hardest: Annotated[int, typer.Option(min=0, help="Rows with the largest losses to show.", metavar="N")] = 10,
+    hardest: Annotated[int, typer.Option(min=0, help="Show the N rows with the largest losses.", metavar="N")] = 10,
     watch: Annotated[bool, typer.Option("--watch", help="Evaluate for a live run with eval_async=watch.")] = False,
     output: Output = None,
     as_json: AsJson = False,
@@ -725,7 +759,7 @@ def predict(
     task: Task = None,
     weights: WhichWeights = "trained",
     batch_size: Annotated[int | None, typer.Option(min=1, help="Rows per batch.", metavar="N")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest generated text, in tokens.", metavar="N")] = 64,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Limit of a generated text, in tokens.", metavar="N")] = 64,
     as_json: AsJson = False,
 ) -> None:
     """Write the predictions of a trained model, row by row."""
@@ -792,7 +826,7 @@ def env(as_json: AsJson = False) -> None:
 
 def mcp(
     folder: Annotated[
-        Path, typer.Argument(help="Folder that all paths of the tools must be in.", exists=True, file_okay=False)
+        Path, typer.Argument(help="Folder that the tools may not leave.", metavar="DIR", exists=True, file_okay=False)
     ] = Path("."),
     allow_writes: Annotated[
         bool, typer.Option("--allow-writes", help="Also write files, start and control runs, and push.")

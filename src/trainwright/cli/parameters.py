@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 Processes = Annotated[
-    int | None, typer.Option("--processes", "-m", min=1, help="Number of processes to start, by torchrun.")
+    int | None, typer.Option("--processes", "-m", min=1, help="Start N processes with torchrun.", metavar="N")
 ]
 Changed = Annotated[
     list[str] | None,
-    typer.Option("--set", "-s", metavar="A.B=VALUE", help="An entry: training.seed=1."),
+    typer.Option("--set", "-s", metavar="A.B=VALUE", help="Override an entry: training.seed=1."),
 ]

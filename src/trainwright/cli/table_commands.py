@@ -16,13 +16,15 @@ from trainwright.command_line import FAILED, AnyPlace, AsJson, answering, place,
 
 def branch(
     context: typer.Context,
-    run: Annotated[AnyPlace, typer.Argument(help="Output directory of the run; it stays as it is.", parser=place)],
+    run: Annotated[
+        AnyPlace, typer.Argument(help="Output directory of the run, which is not changed.", metavar="RUN", parser=place)
+    ],
     at: Annotated[int, typer.Option(min=1, help="Step to start from.", metavar="STEP")],
     out: Annotated[Path, typer.Option(help="Output directory of the new run.", metavar="DIR", file_okay=False)],
     cooldown: Annotated[
-        str | None, typer.Option(help="Let the learning rate fall to 0 over N steps, or P% of the run.", metavar="N|P%")
+        str | None, typer.Option(help="Decay the learning rate to 0 over N steps, or P% of the run.", metavar="N|P%")
     ] = None,
-    shape: Annotated[str | None, typer.Option(help="linear (default), cosine, 1-sqrt.")] = None,
+    shape: Annotated[str | None, typer.Option(help="linear (default), cosine, 1-sqrt.", metavar="SHAPE")] = None,
     overrides: Changed = None,
     processes: Processes = None,
     as_json: AsJson = False,
@@ -41,10 +43,12 @@ def branch(
 
 
 def ledger(
-    run: Annotated[Path, typer.Argument(help="Output directory or checkpoint of a run with ledger=True.")],
+    run: Annotated[Path, typer.Argument(help="Run with ledger=True, or a checkpoint of it.", metavar="RUN")],
     question: Annotated[str, typer.Argument(help="top, never, repeated, by-source or text.", metavar="WHAT")] = "top",
-    other: Annotated[Path | None, typer.Argument(help="For `ledger diff RUN OTHER`.", metavar="OTHER")] = None,
-    number: Annotated[int, typer.Option("--number", "-n", min=1, help="Number of samples to show.")] = 20,
+    other: Annotated[
+        Path | None, typer.Argument(help="The other run, for `ledger diff RUN OTHER`.", metavar="OTHER")
+    ] = None,
+    number: Annotated[int, typer.Option("--number", "-n", min=1, help="Number of samples to show.", metavar="N")] = 20,
     data: Annotated[Path | None, typer.Option(help="The training data, for its texts.")] = None,
     quarantine: Annotated[
         Path | None, typer.Option(help="Exclude these samples from runs in DIR.", metavar="DIR")
@@ -82,9 +86,11 @@ def ledger(
 def replay(
     folder: Annotated[Path, typer.Argument(help="Incident bundle: output_dir/incidents/step-...", metavar="DIR")],
     model: Annotated[
-        str | None, typer.Option(help="module:function that returns the model, or a Trainer with it.")
+        str | None, typer.Option(help="module:function that returns the model, or a Trainer with it.", metavar="NAME")
     ] = None,
-    precision: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16, instead of the run's.")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="fp32, bf16 or fp16, instead of the run's.", metavar="TYPE")
+    ] = None,
     one_by_one: Annotated[bool, typer.Option("--one-by-one", help="Also run each sample by itself.")] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -16,12 +16,13 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from trainwright._types import PREFIX_CHECKPOINT_DIR, JSONObject, write_text
+from trainwright.cli.recipe.yaml_tree import Tree
 from trainwright.errors import RecipeError, did_you_mean
 from trainwright.support.door import read_json, read_settings
 
@@ -83,17 +84,17 @@ def find_functions(value: JSONObject) -> list[tuple[tuple[str, ...], str]]:
     return [(path, text) for path, text in found if isinstance(text, str) and is_function_name(text)]
 
 
-def allow_functions(value: JSONObject, base: Path, *, words: Sequence[str] | None = None) -> None:
+def allow_functions(tree: Tree, base: Path, *, typed_only: bool = False) -> None:
     """Takes the functions in a configuration for named by the user.
 
     Args:
-        value: the entries of the file and of the command.
-        base: directory that relative paths begin at.
-        words: of the command; only functions that occur there are taken. None takes all: the file is the user's.
+        tree: the entries of the file and of the command.
+        base: directory that relative paths in the file begin at.
+        typed_only: takes only those that an option of the command names: the file may be a stranger's.
     """
-    for _, text in find_functions(value):
-        if words is None or any(text in word for word in words):
-            _named.add(resolve(text, base))
+    for path, text in find_functions(tree.value):
+        if tree.is_typed(path) or not typed_only:
+            _named.add(resolve(text, tree.find_base(base, path)))
 
 
 def remember_functions(value: JSONObject) -> None:

@@ -219,7 +219,7 @@ def join_groups(name: str, groups: Iterable[type[FieldGroup]], *, module: str) -
         namespace["__annotations__"] = {one: annotations[one] for one in names}
         namespace.update((one, settings[one]) for one in names)
 
-    made = types.new_class(name, (FieldGroup,), {"group": "Ours"}, fill)
+    made = types.new_class(name, (FieldGroup,), {"group": "Only in Trainwright"}, fill)
     return dataclass(kw_only=True, init=False, repr=False, eq=False)(made)
 
 

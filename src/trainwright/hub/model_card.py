@@ -14,8 +14,9 @@ from torch import nn
 
 from trainwright._types import JSONObject, printable, write_text
 from trainwright.config.coerce import output_path
+from trainwright.config.fields import value_if_known
 from trainwright.config.protocol import Arguments
-from trainwright.journal.record import installed, read_findings
+from trainwright.journal.record import installed, read_findings, read_logs
 from trainwright.support.door import read_settings
 
 if TYPE_CHECKING:
@@ -269,6 +270,7 @@ def collect(
     args: Arguments, model: nn.Module, dataset: object, log_history: Sequence[Logs], given: Mapping[str, Any]
 ) -> CardContent:
     """Collects the contents of the card; `given` values take precedence over found ones."""
+    log_history = _find_logs(args, log_history)
     history = evaluations(log_history)
     found = {
         "model_name": Path(output_path(args)).resolve().name,
@@ -291,6 +293,14 @@ def collect(
         findings=[one["text"] for one in read_findings(output_path(args))],
         is_adapter=hasattr(model, "peft_config"),
     )
+
+
+def _find_logs(args: Arguments, log_history: Sequence[Logs]) -> Sequence[Logs]:
+    """Returns the logs of a run; where the history was cut to a number of logs, those of its journal, if it has one."""
+    limit = value_if_known(args, "log_history_limit")
+    if limit is None or len(log_history) < limit:
+        return log_history
+    return read_logs(output_path(args)) or log_history
 
 
 def find_base_model(model: nn.Module) -> str | None:

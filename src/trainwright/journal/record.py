@@ -245,6 +245,14 @@ def read_findings(folder: str | Path) -> list[Entry]:
         return []
 
 
+def read_logs(folder: str | Path) -> list[dict[str, object]]:
+    """Returns what the last run in a directory logged at each step; nothing without a journal that can be read."""
+    try:
+        return [{**values, "step": step} for step, values in read(folder).logs()]
+    except (OSError, DataError):
+        return []
+
+
 def lines(path: Path) -> Iterator[Entry]:
     """Yields the entries of a file, without lines that a killed process did not finish, or that are no entries."""
     with open(path, "rb") as file:

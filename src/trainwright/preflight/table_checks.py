@@ -5,9 +5,10 @@ The command line checks the rows of its files, a check-up the texts of a dataset
 
 from __future__ import annotations
 
+import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
@@ -32,26 +33,33 @@ def label_forms(table: Table) -> Iterator[Finding]:
             rows_of[str(cell)].append(place)
     if len(rows_of) > MOST_LABELS:
         return
+    alike: list[tuple[str, list[str]]] = []
     for how, form in (("by case or blanks", _folded), ("as texts, and are one number", _number)):
-        for labels in _grouped(rows_of, form):
-            if len({table.renamed.get(label, label) for label in labels}) > 1:
-                yield _alike(table, how, labels, rows_of)
-    for slip, meant in _slips(rows_of):
-        if table.renamed.get(slip, slip) != table.renamed.get(meant, meant):
-            yield _alike(table, "by one letter", [meant, slip], rows_of)
-
-
-def _alike(table: Table, how: str, labels: Sequence[str], rows_of: dict[str, list[int]]) -> Finding:
-    common = max(labels, key=lambda label: len(rows_of[label])).strip()
-    shown = ", ".join(f"{label!r} ({table.listed(rows_of[label])})" for label in labels)
-    pairs = ", ".join(f'"{label}": {common}' for label in labels)
-    is_in_file = bool(table.entries)
+        alike += [(how, labels) for labels in _grouped(rows_of, form)]
+    alike += [("by one letter", [meant, slip]) for slip, meant in _slips(rows_of)]
+    alike = [(how, labels) for how, labels in alike if len({table.renamed.get(one, one) for one in labels}) > 1]
     cure = "Write them the same way, or map them to one number."
-    if is_in_file:
-        cure = f"To make them one, list all: {{{pairs}, ...}}."
-    rare = min(labels, key=lambda label: len(rows_of[label]))
-    found = warning(f"labels that differ only {how}: {shown}.", cure, rows=table.names(rows_of[rare]))
-    return replace(found, entry="data.labels" if is_in_file else "")
+    is_in_file = bool(table.entries)
+    if is_in_file and alike:
+        block = json.dumps(_joined(table, [labels for _, labels in alike], rows_of), ensure_ascii=False)
+        cure = f"To make them one, put into data: `labels: {block}`."
+    for how, labels in alike:
+        shown = ", ".join(f"{label!r} ({table.listed(rows_of[label])})" for label in labels)
+        rare = min(labels, key=lambda label: len(rows_of[label]))
+        found = warning(f"labels that differ only {how}: {shown}.", cure, rows=table.names(rows_of[rare]))
+        yield replace(found, entry="data.labels" if is_in_file else "")
+
+
+def _joined(table: Table, groups: Sequence[Sequence[str]], rows_of: Mapping[str, list[int]]) -> dict[str, str | None]:
+    """Returns the mapping that gives the labels of each group one name, with what is mapped already."""
+    mapping = dict(table.renamed)
+    for labels in groups:
+        common = max(labels, key=lambda label: len(rows_of[label])).strip()
+        mapping |= {label: common for label in labels if label != common}
+    for label, name in mapping.items():
+        # A name that is itself given another one, as a misspelling in capitals.
+        mapping[label] = mapping.get(name, name) if name is not None else None
+    return mapping
 
 
 def _grouped(labels: Iterable[str], form: Callable[[str], Hashable]) -> list[list[str]]:

@@ -22,7 +22,7 @@ class Table:
         numbers: columns with numbers.
         used: columns used in training.
         twice: duplicate columns in the first line of a file, with the name of the file.
-        renamed: labels, as written, that are renamed.
+        renamed: labels, as written, with their other names; None for labels that are left out.
         entries: entries of a configuration file, by column.
     """
 
@@ -33,7 +33,7 @@ class Table:
     numbers: tuple[str, ...] = ()
     used: tuple[str, ...] = ()
     twice: tuple[tuple[str, str], ...] = ()
-    renamed: Mapping[str, str] = field(default_factory=dict)
+    renamed: Mapping[str, str | None] = field(default_factory=dict)
     entries: Mapping[str, str] = field(default_factory=dict)
 
     def listed(self, places: Sequence[int], *, cells: Sequence[object] | None = None) -> str:

@@ -90,11 +90,13 @@ def tiles(facts: Iterable[tuple[str, str, str]]) -> str:
 def grid(cards: Iterable[str], kind: str = "grid") -> str:
     """Returns cards side by side: in rows, or if `kind` is "columns" one below the other, in two columns."""
     shown = [card for card in cards if card]
-    is_left = True
-    for i, one in enumerate(shown):
-        is_alone = is_left and one.startswith(NARROW) and not "".join(shown[i + 1 : i + 2]).startswith(NARROW)
-        shown[i] = one.replace(NARROW, WIDE, 1) if is_alone else one
-        is_left = not (is_left and shown[i].startswith(NARROW))
+    are_narrow = [one.startswith(NARROW) for one in shown]
+    for i, is_narrow in enumerate(are_narrow):
+        is_first = is_narrow and not (i and are_narrow[i - 1])
+        following = are_narrow[i:].index(False) if False in are_narrow[i:] else len(are_narrow) - i
+        # Of an odd number side by side, the first is wide: it is the one that matters most.
+        if is_first and following % 2:
+            shown[i] = shown[i].replace(NARROW, WIDE, 1)
     return f'<div class="{kind}">' + "\n".join(shown) + "</div>"
 
 

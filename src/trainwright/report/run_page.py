@@ -382,7 +382,9 @@ def described(data: Entry, name: str = "") -> list[tuple[str, str]]:
     known = {key: value for key, value in data.items() if not isinstance(value, dict) and value is not None}
     if "type" in known:
         size = f"{known['samples']:,} samples" if isinstance(known.get("samples"), int) else ""
-        kind = str(known["type"]).rpartition(".")[2]
+        # A class of ours says nothing about the user's data.
+        is_own = str(known["type"]).startswith("trainwright.")
+        kind = "" if is_own else str(known["type"]).rpartition(".")[2]
         rows.insert(0, (name, ", ".join(filter(None, (size, kind)))))
     return rows + [
         (f"{name} {key}".strip(), str(value)) for key, value in known.items() if key not in ("type", "samples")

@@ -17,7 +17,15 @@ from trainwright.support.metric_order import order_metrics
 EVAL_ROWS = "eval_rows"  # in the recipe of a journal
 OTHER_ROWS = "evaluated on different rows: the metrics are not comparable"
 DEPTH = 4  # directories below the one asked about
-NAMES_OF_RUNS = ("output_dir", "run_name", "logging_dir", "hub_model_id", "resume_from_checkpoint", "branch_from")
+NAMES_OF_RUNS = (
+    "output_dir",
+    "overwrite_output_dir",
+    "run_name",
+    "logging_dir",
+    "hub_model_id",
+    "resume_from_checkpoint",
+    "branch_from",
+)
 MOST_SHOWN = 3  # metrics, and arguments, of a run in the table
 STOPPED = ("SystemExit", "KeyboardInterrupt", "Interrupted")
 

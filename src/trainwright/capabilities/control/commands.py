@@ -11,7 +11,7 @@ from trainwright.command_line import FAILED, AsJson, amount, print_json, print_l
 
 
 def ctl(
-    run: Annotated[Path, typer.Argument(help="Output directory of a run with live_control=True.")],
+    run: Annotated[Path, typer.Argument(help="Output directory of a run with live_control=True.", metavar="RUN")],
     words: Annotated[
         list[str], typer.Argument(help="save, evaluate, stop, lr RATE, log STEPS or profile STEPS.", metavar="COMMAND")
     ],

@@ -10,6 +10,7 @@ import textwrap
 import types
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path as FilePath
@@ -56,6 +57,7 @@ NESTED: dict[Path, type] = {("model", "learn_tokenizer"): LearnPart, ("data", "i
 Problem: TypeAlias = tuple[Path, str]  # path of the entry, and the message
 Found = Iterator[Problem]
 Check: TypeAlias = Callable[[Recipe, Tree], list[Problem]]
+FindBase: TypeAlias = Callable[[Path], FilePath]  # path of an entry -> directory that its relative path begins at
 MEANT = {"model": "model.path", "data": "data.train"}  # entries for which people write the part
 SOURCE_ENTRIES = ("path", "name", "share")
 KINDS = {
@@ -134,7 +136,9 @@ def _whole(name: str) -> str:
 
 
 def checked(tree: Tree, base: FilePath, *, also: Check | None = None) -> Recipe:
-    """Makes the recipe from a tree, with paths relative to `base`; RecipeError lists every problem with its line.
+    """Makes the recipe from a tree; RecipeError lists every problem with its line.
+
+    Relative paths begin at `base`, those in the options of a command at the working directory.
 
     `also` finds further problems, reported together with these; it is not called for a recipe without a problem.
     """
@@ -162,18 +166,19 @@ def _read(
     if stops:
         training = {name: value for name, value in training.items() if name not in early_stopping.ENTRIES}
     stopping = early_stopping.take_early_stopping(training)
-    problems += _resolve(data, model, training, base, task)
+    find_base = partial(tree.find_base, base)
+    problems += _resolve(data, model, training, find_base, task)
     parts = {"model": _made(ModelPart, model, ("model",)), "data": _made(DataPart, data, ("data",))}
     parts |= {name: _made(kind, value[name] or {}, (name,)) for name, kind in OPTIONAL.items() if name in value}
     if "preference" in parts:
-        parts["preference"], wrong_reference = _with_place(parts["preference"], base)
+        parts["preference"], wrong_reference = _with_place(parts["preference"], find_base(("preference", "reference")))
         problems += wrong_reference
     problems += [
         ((name,), f"{name} is empty. Write `{name}: {{}}` for its defaults, or leave it out for none.")
         for name in OPTIONAL
         if name in value and value[name] is None
     ]
-    metrics, wrong_metrics = _read_metrics(value.get("metrics"), base)
+    metrics, wrong_metrics = _read_metrics(value.get("metrics"), find_base(("metrics",)))
     problems += wrong_metrics
     made = Recipe(task=task, **parts, metrics=metrics, training=training, early_stopping=stopping)
     found = [*_contradictions(made), *(_find_task_contradictions(made) if task in TASKS else ())]
@@ -331,43 +336,45 @@ def _made(kind: type, value: Mapping[str, Any], path: Path) -> Any:  # an instan
     return kind(**given)
 
 
-def _resolve(data: JSONObject, model: JSONObject, training: JSONObject, base: FilePath, task: str) -> Found:
+def _resolve(data: JSONObject, model: JSONObject, training: JSONObject, find_base: FindBase, task: str) -> Found:
     """Makes paths absolute, in place."""
     for name in ("path", "tokenizer"):
         if isinstance(model.get(name), str):
             try:
-                model[name] = model_place(model[name], base)
+                model[name] = model_place(model[name], find_base(("model", name)))
             except PlaceError as error:
                 yield ("model", name), f"model.{name}: {error}"
     if data.get("chat_template") is not None and data["chat_template"] not in CHAT_TEMPLATES:
         named = data["chat_template"]
-        data["chat_template"] = absolute(data["chat_template"], base)
+        data["chat_template"] = absolute(data["chat_template"], find_base(("data", "chat_template")))
         if not FilePath(data["chat_template"]).is_file():
             said = f"{named!r} is neither a file nor one of {', '.join(CHAT_TEMPLATES)}."
             yield ("data", "chat_template"), f"data.chat_template: {said}{did_you_mean(named, CHAT_TEMPLATES)}"
     if data.get("map") is not None:
         if is_function_name(data["map"]):
-            data["map"] = resolve_function(data["map"], base)
+            data["map"] = resolve_function(data["map"], find_base(("data", "map")))
         else:
             said = f"{data['map']!r} is neither module:function nor file.py:function."
             yield ("data", "map"), f"data.map: {said}"
     if data.get("sources") is not None:
         data["sources"] = [dict(one) if isinstance(one, dict) else one for one in data["sources"]]
-        yield from _resolve_sources(data["sources"], training, base)
+        yield from _resolve_sources(data["sources"], training, find_base(("data", "sources")))
     if data.get("dataset") is not None:
-        if (base / data["dataset"]).exists():
-            data["dataset"] = str((base / data["dataset"]).absolute())
+        place = find_base(("data", "dataset")) / data["dataset"]
+        if place.exists():
+            data["dataset"] = str(place.absolute())
     else:
         for name in ("train", "eval"):
             given = data.get(name)
             if given is not None:
+                base = find_base(("data", name))
                 try:
                     data[name] = [absolute(one, base) for one in ([given] if isinstance(given, str) else given)]
                     for one in data[name]:
                         files(one)
                 except PlaceError as error:
                     yield ("data", name), f"data.{name}: {error}"
-    training.update(resolved_training(training, base, task))
+    training.update(resolved_training(training, find_base, task))
 
 
 def _with_place(part: PreferencePart, base: FilePath) -> tuple[PreferencePart, list[Problem]]:
@@ -652,13 +659,14 @@ def training_names(*, generates: bool) -> list[str]:
     return [*fields, *OLD_NAMES, *early_stopping.ENTRIES]
 
 
-def resolved_training(training: Mapping[str, object], base: FilePath, task: str) -> JSONObject:
+def resolved_training(training: Mapping[str, object], find_base: FindBase, task: str) -> JSONObject:
     """Resolves the values: absolute paths, words such as `yes`, and an output directory."""
     kinds = get_type_hints(Seq2SeqTrainingArguments)
     result = dict(training)
     result.setdefault("output_dir", f"runs/{task}")
     for name, value in result.items():
         kind = kinds.get(name)
+        base = find_base(("training", name))
         if isinstance(value, str) and (kind is bool or set(get_args(kind)) == {bool, type(None)}):
             result[name] = WORDS.get(value.lower(), value)
         if isinstance(value, str) and (name in PATHS or (name in MAYBE_PATHS and (base / value).exists())):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path as FilePath
 from typing import Any
 
 import yaml
@@ -76,6 +77,14 @@ class Tree:
             path = path[:-1]
         return self.places.get(path, 1)
 
+    def is_typed(self, path: Path) -> bool:
+        """Returns whether an option of the command set the value at a path."""
+        return isinstance(self.place(path), str)
+
+    def find_base(self, base: FilePath, path: Path) -> FilePath:
+        """Returns the directory that a relative path at an entry begins at: `base`, or where the command was typed."""
+        return FilePath.cwd() if self.is_typed(path) else base
+
     def said(self, path: Path, problem: str) -> str:
         """Returns a problem with its place and the beginning of that line of the file."""
         place = self.place(path)
@@ -102,6 +111,8 @@ class Tree:
                 inner[key] = {}
             inner = inner[key]
         inner[path[-1]] = value
+        # Lines of what was there before; the new value has one place.
+        self.places = {at: place for at, place in self.places.items() if at[: len(path)] != path}
         self.places[path] = origin
 
 

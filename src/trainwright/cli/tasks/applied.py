@@ -134,7 +134,7 @@ def recipe_at(
     """
     tree = _tree(run, task, overrides, scratch=scratch)
     _check_code(tree)
-    allow_functions(tree.value, Path.cwd(), words=overrides)
+    allow_functions(tree, Path.cwd(), typed_only=True)
     _point(tree, data, place, output_dir=scratch / "out")
     return checked(tree, Path.cwd()), tree
 
@@ -144,7 +144,7 @@ def _check_code(tree: Tree) -> None:
     tree.refuse(
         (path, f"{'.'.join(path)}: write {one} as an absolute path. A run's recipe has it so.")
         for path, one in find_functions(tree.value)
-        if f"{SUFFIX}:" in one and not Path(one).is_absolute()
+        if f"{SUFFIX}:" in one and not Path(one).is_absolute() and not tree.is_typed(path)
     )
 
 
@@ -253,8 +253,8 @@ def _point(tree: Tree, data: Path, place: Path, *, output_dir: Path) -> None:
     given = value["data"].get("labels")
     if has_labels and labels and given is None:
         tree.set(("data", "labels"), labels, origin=str(place / CONFIG_NAME))
-    elif has_labels and labels and isinstance(given, dict) and not any(given.values()):
-        # Labels that are left out, alone: the others are those of the model, not those that these rows happen to have.
+    elif has_labels and labels and isinstance(given, dict):
+        # The others are those of the model, in its order, not those that these rows happen to have.
         named = {label: label for label in labels} | given
         tree.set(("data", "labels"), named, origin=str(place / CONFIG_NAME))
     tree.set(("data", "train"), [str(data.absolute())], origin="--data")

@@ -265,10 +265,8 @@ def merge(checkpoint: Path, folder: Path, *, dtype: torch.dtype | None = None) -
         dtype: type of the weights to write; None for that of the base model.
 
     Raises:
-        CheckpointError: there is no adapter, or the model that it belongs to cannot be loaded.
+        CheckpointError: the model that the adapter belongs to cannot be loaded.
     """
-    if not has_adapter(checkpoint):
-        raise CheckpointError(f"{checkpoint} has no adapter, so there is nothing to merge. Omit --merge.")
     adapted = load_adapted(checkpoint)
     with _quiet():
         try:

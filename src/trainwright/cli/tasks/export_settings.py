@@ -90,7 +90,7 @@ def compare_tokenizer_files(trained: Path, exported: Path) -> Iterator[ExportFau
 def compare_tensor_names(
     trained: Path, exported: Path, unexpected: set[str], *, same_types: bool
 ) -> Iterator[ExportFault]:
-    """Yields a difference for tensors in the files that the trained model has not, and for adapters of another type.
+    """Yields a difference for tensors in the files that the trained model lacks, and for adapters of another type.
 
     Args:
         trained: directory of the checkpoint.
@@ -102,7 +102,7 @@ def compare_tensor_names(
     extra = sorted(unexpected - known)
     if extra:
         more = f", and {counted(len(extra) - 1, 'tensor')} more" if extra[1:] else ""
-        yield ExportFault("model.safetensors", f"has the tensor {extra[0]}{more}, which the trained model has not")
+        yield ExportFault("model.safetensors", f"has the extra tensor {extra[0]}{more}, which the trained model lacks")
     one = _tensors(trained / ADAPTER_WEIGHTS_NAME)
     other = _tensors(exported / ADAPTER_WEIGHTS_NAME)
     for name, kind in other.items() if one else ():

@@ -60,7 +60,7 @@ def make_table(
         numbers=(recipe.column("label"),) if has_label and not has_classes else (),
         used=tuple(recipe.column(role) for role in roles),
         twice=tuple(twice),
-        renamed={str(value): str(name) for value, name in named.items()},
+        renamed={str(value): None if name is None else str(name) for value, name in named.items()},
         entries={recipe.column(role): f"{ENTRY}.{role}" for role in roles},
     )
 

@@ -384,7 +384,7 @@ def refuse_a_second_run(recipe: Recipe, tree: Tree) -> None:
     training = recipe.training
     steps = CheckpointStore(training["output_dir"]).steps()
     if steps and not any(training.get(name) for name in CONTINUES):
-        folder = training["output_dir"]
+        folder = _near(training["output_dir"])
         problem = (
             f"training.output_dir: {folder} already has a run, saved at step {steps[-1]}. Continue it with "
             f"`trainwright resume {folder}`, delete its checkpoints with --set training.overwrite_output_dir=true, "
@@ -399,7 +399,7 @@ def read_run_tree(folder: Path, overrides: Sequence[str], typed: Sequence[str] =
     if not path.is_file():
         raise RecipeError(f"There is no {path}, so `trainwright train` did not start a run in that directory. {cure}")
     tree = read_tree(path, overrides, typed)
-    allow_functions(tree.value, folder, words=[*overrides, *typed])
+    allow_functions(tree, folder, typed_only=True)
     return tree
 
 
@@ -419,10 +419,18 @@ def read_run(folder: Path, overrides: Sequence[str], typed: Sequence[str] = ()) 
     if 0 < asked < reached:
         problem = (
             f"training.max_steps: {asked} is below step {reached}, which the run has reached. Set a larger one, or "
-            f"branch from an earlier step: trainwright branch {run_folder} --at STEP --out DIR."
+            f"branch from an earlier step: trainwright branch {_near(run_folder)} --at STEP --out DIR."
         )
         tree.refuse([(("training", "max_steps"), problem)])
     return recipe, tree
+
+
+def note_new_beginning(recipe: Recipe, say: Say) -> None:
+    """Shows that a resumed run has no checkpoint, so that it begins again; not if there may be one in a store."""
+    folder = Path(recipe.training["output_dir"])
+    is_auto = recipe.training.get("resume_from_checkpoint") == "auto"
+    if is_auto and not recipe.training.get("checkpoint_mirror") and not CheckpointStore(folder).steps():
+        say("resumes", f"{_near(folder)} has no checkpoint yet, so the run begins again")
 
 
 def find_result(recipe: Recipe) -> JSONObject | None:

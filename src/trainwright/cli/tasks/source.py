@@ -342,9 +342,17 @@ def _without_left_out(material: TaskSource, part: str, rows: Rows) -> Rows:
         )
     places = [place for place, cell in enumerate(cells) if str(cell) not in left_out]
     number = len(cells) - len(places)
+    named = ", ".join(sorted(left_out))
+    if number and not places and (part == "train" or material.recipe.data.eval is not None):
+        which = "the only row" if number == 1 else f"each of the {number} rows"
+        material.wrong(
+            f"{which} of {material.part_name(part)} has a label that data.labels leaves out (null: {named}), so that "
+            "none is left. Name another file, or give the label a name in data.labels.",
+            "data",
+            "labels",
+        )
     if number:
         is_one = number == 1
-        named = ", ".join(sorted(left_out))
         material.found.append(
             Finding(
                 "note",
@@ -961,15 +969,21 @@ class Labels:
 
 
 def find_labels(material: TaskSource, role: str) -> Labels:
-    """Returns the labels of a column, as listed in the recipe or as found; RecipeError for an unlisted label."""
+    """Returns the labels of a column, as listed in the recipe or as found; RecipeError for an unlisted label.
+
+    A mapping lists what changes: in training, other labels keep their names, after those in the mapping.
+    """
     given = material.recipe.data.labels
     if isinstance(given, dict):
         # A label that is mapped to null has no rows any more; with such entries alone, the others are as found.
         given = {value: name for value, name in given.items() if name is not None} or None
     found = {name: _values(material.column(rows, role)) for name, rows in material.parts}
     if isinstance(given, dict):
-        order = list(dict.fromkeys(map(str, given.values())))
-        labels = Labels(order, {str(value): order.index(str(name)) for value, name in given.items()})
+        named = {str(value): str(name) for value, name in given.items()}
+        if not material.is_evaluation:
+            named |= _unchanged(material, role, named, set().union(*found.values()))
+        order = list(dict.fromkeys(named.values()))
+        labels = Labels(order, {value: order.index(name) for value, name in named.items()})
     elif given is not None:
         labels = _in_order([str(name) for name in given])
     elif isinstance(material.recipe.data.columns.get(role), list):
@@ -997,6 +1011,17 @@ def find_labels(material: TaskSource, role: str) -> Labels:
         said = "only one label" if len(labels.names) < 2 else f"{len(labels.names)} labels"
         material.wrong(f"the column {where!r} has {said}: {', '.join(labels.names[:5])}.", "data", "columns", role)
     return labels
+
+
+def _unchanged(material: TaskSource, role: str, named: Mapping[str, str], there: set[str]) -> dict[str, str]:
+    """Returns the labels that a mapping does not list, each with its name."""
+    others = _sorted(there - named.keys())
+    absent = _sorted(named.keys() - there)
+    if others and absent and (hint := did_you_mean(absent[0], others)):
+        material.wrong(f"no row has the label {absent[0]}, which data.labels renames.{hint}", "data", "labels")
+    declared = _declared(material, role)
+    known = {} if declared is None else {value: declared.names[at] for value, at in declared.parse_number.items()}
+    return {value: known.get(value, value) for value in others}
 
 
 def _in_order(names: list[str]) -> Labels:

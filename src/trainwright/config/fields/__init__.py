@@ -169,7 +169,11 @@ def find_invalid_values(args: object) -> Iterator[tuple[str, str]]:
     for name, limits in RANGES.items():
         if not hasattr(args, name) or has_other_meaning(args, name):
             continue
-        if problem := limits.problem(name, getattr(args, name)):
+        value = getattr(args, name)
+        if isinstance(value, bool) and name in OurFields.__dataclass_fields__:
+            # Python takes True for 1; the original does too, for fields of its own.
+            yield name, f"{name}={value} is not a number.{' None turns it off.' if limits.optional else ''}"
+        elif problem := limits.problem(name, value):
             yield name, problem
     for name, allowed in CHOICES.items():
         if has_other_meaning(args, name):

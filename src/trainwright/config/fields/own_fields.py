@@ -18,7 +18,7 @@ from trainwright.config.setting import (
 
 
 @dataclass(kw_only=True, init=False, repr=False, eq=False)
-class OlderFields(FieldGroup, group="Older names, honoured"):
+class OlderFields(FieldGroup, group="Deprecated names"):
     """Fields of v4.34 that transformers has removed and that still have an effect here."""
 
     overwrite_output_dir: bool | None = not_compared(
