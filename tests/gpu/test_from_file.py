@@ -74,7 +74,9 @@ def test_an_adapter_on_four_bits_is_trained_and_asked(tmp_path: Path, record_pro
     done("train", "tuned.yaml")
     done("resume", "tuned", "--set", "training.max_steps=10")
     record_property("answer", ask("tuned"))
-    record_property("proof", done("export", "tuned", "merged", "--merge", "--prove", "--json"))
+    # The exported base has no few bits, which may be seen in the rows.
+    said = done("export", "tuned", "merged", "--merge", "--prove", "--accept-differences", "--json")
+    record_property("proof", said)
     assert ask("tuned") == ask("merged") == "green it is"
 
 

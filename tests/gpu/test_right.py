@@ -199,7 +199,12 @@ class Watch(TrainerCallback):
         self.after_step(state.global_step)
 
     def waits(self) -> list[str]:
-        real = [one for one in self.found if "synchronizing" in str(one.message)]
+        # The switch of the mode tells of itself, at its first use.
+        real = [
+            one
+            for one in self.found
+            if "synchronizing" in str(one.message) and not one.filename.endswith("torch/cuda/__init__.py")
+        ]
         return [f"{one.filename}:{one.lineno}" for one in real]
 
 
