@@ -1,11 +1,13 @@
-"""Whole trainings in seconds: transformers' Trainer, ours with the same settings, and ours with `speed="auto"`.
+"""Whole trainings in seconds: transformers, ours with the same settings and with `speed="auto"`, and TRL for chats.
 
-    python benchmarks/real_work.py                    both tasks, three seeds: half an hour on two quiet cores
+    python benchmarks/real_work.py                    both tasks, three seeds: an hour on two quiet cores
     python benchmarks/real_work.py --task chat --seeds 1 --share 0.5
 
     demo    examples/text_classification.py: MiniLM on 4,000 film reviews, four evaluations of 1,000
     chat    a small Llama, from scratch, learns to say in a sentence what a function does: 2,000 functions of Python's
-            standard library, each with the beginning of its docstring as the answer; the loss is that of the answers
+            standard library, each with the beginning of its docstring as the answer; the loss is that of the answers.
+            TRL's SFTTrainer trains on the same tokens too, and once more as axolotl's examples for chats have it:
+            samples packed into rows of full length (`packing`), the rest equal
 
 Each training is a process of its own, from its start to its end; the ways take turns, seed by seed. Ours measures anew
 in each (`XDG_CACHE_HOME` is an empty folder). `cpu` is the CPU time of the process: where other work runs on the
@@ -34,6 +36,8 @@ from harness import print_json, print_table, versions
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 WAYS = ("transformers", "trainwright", "trainwright, speed=auto")
+OF_TRL = ("trl", "trl, packing=True")
+WAYS_OF = {"demo": WAYS, "chat": (*WAYS, *OF_TRL)}
 TASKS = {"demo": "accuracy", "chat": "loss"}
 FAST = {"speed": "auto", "eval_sampling_strategy": "by_length"}  # the first evaluation comes before the choice
 VOCABULARY = 8192
@@ -64,7 +68,9 @@ def demo(library: Any, *, is_fast: bool, seed: int, share: float, folder: str) -
     return {"accuracy": results["eval_accuracy"], "loss": results["eval_loss"]}
 
 
-def chat(library: Any, *, is_fast: bool, seed: int, share: float, folder: str) -> dict[str, float]:
+def chat(
+    library: Any, *, is_fast: bool, seed: int, share: float, folder: str, is_packed: bool = False
+) -> dict[str, float]:
     """Questions about code with short answers; only the tokens of the answers have labels."""
     from tokenizers import ByteLevelBPETokenizer
     from transformers import DataCollatorForSeq2Seq, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, set_seed
@@ -97,30 +103,46 @@ def chat(library: Any, *, is_fast: bool, seed: int, share: float, folder: str) -
         max_position_embeddings=MAX_LENGTH,
         pad_token_id=0,
     )
-    args = library.TrainingArguments(
-        output_dir=folder,
-        num_train_epochs=1,
-        per_device_train_batch_size=8,
-        per_device_eval_batch_size=8,
-        learning_rate=1e-3,
-        logging_steps=25,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        seed=seed,
+    settings: dict[str, Any] = {
+        "output_dir": folder,
+        "num_train_epochs": 1,
+        "per_device_train_batch_size": 8,
+        "per_device_eval_batch_size": 8,
+        "learning_rate": 1e-3,
+        "logging_steps": 25,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "seed": seed,
         **(FAST if is_fast else {}),
-    )
-    trainer = library.Trainer(
-        model=LlamaForCausalLM(config),
-        args=args,
-        train_dataset=[items[i] for i in order[NUM_HELD_OUT:]],
-        eval_dataset=held_out,
-        data_collator=DataCollatorForSeq2Seq(tokenizer),
-        processing_class=tokenizer,
-    )
+    }
+    rows = [items[i] for i in order[NUM_HELD_OUT:]]
+    parts: dict[str, Any] = {"model": LlamaForCausalLM(config), "processing_class": tokenizer}
+    if library.__name__ == "trl":
+        trainer = trainer_of_trl(library, parts, rows, settings, packs=is_packed)
+    else:
+        collate = DataCollatorForSeq2Seq(tokenizer)
+        args = library.TrainingArguments(**settings)
+        trainer = library.Trainer(**parts, args=args, train_dataset=rows, eval_dataset=held_out, data_collator=collate)
     trainer.train()
     # Over the labels of all answers: the mean of the batches' means differs from it.
     return {"loss": loss_per_token(trainer, held_out)}
+
+
+def trainer_of_trl(
+    library: Any, parts: dict[str, Any], rows: list[Any], settings: dict[str, Any], *, packs: bool
+) -> Any:
+    """SFTTrainer on the same tokens; what its settings change in TrainingArguments' is changed back."""
+    from datasets import Dataset
+
+    masked = [
+        {"input_ids": row["input_ids"], "completion_mask": [int(label != -100) for label in row["labels"]]}
+        for row in rows
+    ]
+    args = library.SFTConfig(
+        **settings, max_length=MAX_LENGTH, packing=packs, bf16=False, gradient_checkpointing=False, use_cpu=True
+    )
+    return library.SFTTrainer(**parts, args=args, train_dataset=Dataset.from_list(masked))
 
 
 def loss_per_token(trainer: Any, items: list[dict[str, Any]]) -> float:
@@ -163,8 +185,10 @@ def run_one(task: str, way: str, seed: int, share: float) -> None:
     library = importlib.import_module(way.partition(",")[0])
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = f"{folder}/cache"
-        is_fast = way.endswith("auto")
-        result = {"demo": demo, "chat": chat}[task](library, is_fast=is_fast, seed=seed, share=share, folder=folder)
+        settings: dict[str, Any] = {"is_fast": way.endswith("auto"), "seed": seed, "share": share, "folder": folder}
+        if way in OF_TRL:
+            settings["is_packed"] = "packing" in way
+        result = {"demo": demo, "chat": chat}[task](library, **settings)
     print("RESULT", json.dumps(result))
 
 
@@ -191,7 +215,7 @@ def timed(task: str, way: str, seed: int, share: float) -> dict[str, Any]:
 def summary(runs: list[dict[str, Any]], task: str) -> list[list[str]]:
     """A row of the table for each way, with means over the seeds, and ratios seed by seed."""
     rows = [[task, "wall, s", "times as fast", "cpu, s", "times as fast", f"{TASKS[task]} (by seed)"]]
-    of = {way: [run for run in runs if (run["task"], run["way"]) == (task, way)] for way in WAYS}
+    of = {way: [run for run in runs if (run["task"], run["way"]) == (task, way)] for way in WAYS_OF[task]}
     for way, some in of.items():
         row = [way]
         for clock in ("wall_s", "cpu_s"):
@@ -218,8 +242,9 @@ def main() -> None:
     runs = []
     for task in tasks:
         for seed in range(args.seeds):
-            for place in range(len(WAYS)):
-                runs.append(timed(task, WAYS[(place + seed) % len(WAYS)], seed, args.share))
+            ways = WAYS_OF[task]
+            for place in range(len(ways)):
+                runs.append(timed(task, ways[(place + seed) % len(ways)], seed, args.share))
     runs.sort(key=lambda run: run["seed"])
     print_json(
         {"benchmark": "real_work", "share": args.share, "runs": runs, "versions": versions("torch", "transformers")}
