@@ -20,8 +20,18 @@ from trainwright import TrainerCallback
 from trainwright.journal.record import read
 from trainwright.trackers import base, platforms
 
-from .._support.small import data, make_trainer, train
-from .services import azure_values, enter_azure, enter_mlflow, into, mlflow_values
+from .._support.small import StopAt, data, make_trainer, train
+from .services import (
+    azure_values,
+    enter_azure,
+    enter_clearml,
+    enter_comet,
+    enter_mlflow,
+    enter_neptune,
+    enter_swanlab,
+    into,
+    mlflow_values,
+)
 
 SETTINGS: dict[str, Any] = {
     "max_steps": 6,
@@ -191,3 +201,45 @@ def test_codecarbon_measures_from_the_first_step_to_the_last(tmp_path: Path, mon
     assert during == [True] * 6
     with open(tmp_path / "run" / "emissions.csv", newline="") as file:
         assert [row["emissions"] for row in csv.DictReader(file)] == ["0.001"]
+
+
+def continued(client: Any, service: str) -> object:
+    """What the second training told its client of the first one's run."""
+    start = {
+        "clearml": client.Task.init,
+        "swanlab": client.init,
+        "comet_ml": client.start,
+        "neptune": client.init_run,
+    }[service]
+    assert start.call_count == 2
+    given = start.call_args_list[1].kwargs
+    return {name: given.get(name) for name in ("continue_last_task", "id", "resume", "experiment_key", "with_id")}
+
+
+NOTHING: dict[str, Any] = dict.fromkeys(("continue_last_task", "id", "resume", "experiment_key", "with_id"))
+
+
+@pytest.mark.parametrize(
+    ("service", "enter", "expected"),
+    [
+        ("clearml", enter_clearml, {"continue_last_task": "task"}),
+        ("swanlab", enter_swanlab, {"id": "run", "resume": "allow"}),
+        ("comet_ml", enter_comet, {"experiment_key": "key"}),
+        ("neptune", enter_neptune, {"with_id": "RUN-1"}),
+    ],
+)
+def test_a_resumed_run_continues_the_run_of_its_service(
+    service: str, enter: Any, expected: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = enter(monkeypatch, tmp_path)
+    client.start.return_value.get_key.return_value = "key"
+    number = MagicMock()
+    number.fetch.return_value = "RUN-1"
+    run = client.init_run.return_value
+    find = run.__getitem__.side_effect
+    run.__getitem__.side_effect = lambda name: number if name == "sys/id" else find(name)
+    settings = {**SETTINGS, "report_to": [service]}
+    train(make_trainer(tmp_path / "run", callbacks=[StopAt(4)], **settings))
+    again = make_trainer(tmp_path / "run", **settings)
+    again.train(resume_from_checkpoint=True)
+    assert continued(client, service) == NOTHING | expected
