@@ -130,19 +130,20 @@ class Partly(torch.nn.Module):
 
 
 class Freezes(TrainerCallback):
-    """Freezes a parameter that has a gradient, and gives the idle one a gradient after the update."""
+    """Freezes a parameter that has a gradient, and gives gradients to the idle and the frozen one after the update."""
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         kwargs["model"].sometimes.requires_grad_(state.global_step != 1)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         kwargs["model"].idle.sum().backward()
+        kwargs["model"].never.grad = torch.ones(3)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         assert [name for name, p in kwargs["model"].named_parameters() if p.grad is not None] == []
 
 
-def test_frozen_parameters_are_neither_clipped_nor_cleared_unless_they_have_a_gradient(
+def test_frozen_parameters_are_not_clipped_and_all_gradients_are_cleared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clipped: list[list[tuple[int, ...]]] = []

@@ -23,7 +23,7 @@ from trainwright.engine.gradients import (
     has_sparse_gradients,
     norm_with_sparse,
     noting_step,
-    parameters_with_gradients,
+    with_gradients,
 )
 from trainwright.engine.precision import autocast_forward
 from trainwright.state.interrupts import Interrupts
@@ -54,7 +54,7 @@ class Engine:
         self.defers_skips = False  # `step` does not wait to learn whether a fused optimizer skipped (fp16)
         self._skip_flag: torch.Tensor | None = None  # for an update with an outcome that only the device knows
         self._has_sparse = False  # an embedding of the model has sparse gradients
-        self._clipped: list[nn.Parameter] | None = None  # from `clip` to `zero_grad`, where both walk the same model
+        self._walked: list[nn.Parameter] | None = None  # from `clip` to `zero_grad`, where both walk the same model
 
     # -- models ----------------------------------------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ class Engine:
         self._optimizer = optimizer
         self._skip_flag = None
         self._has_sparse = has_sparse_gradients(model)
-        self._clipped = None
+        self._walked = None
 
     def updated_tensors(self, optimizer: Optimizer) -> Iterator[torch.Tensor]:
         """Yields the tensors that an optimizer refers to; the parameters that it updates are among them."""
@@ -199,17 +199,18 @@ class Engine:
 
     def _measure(self, model: nn.Module) -> torch.Tensor:
         """Measures by torch's function, without scaling the gradients by 1 as a clip to infinity does."""
-        self._clipped = parameters_with_gradients(model)
+        self._walked = list(model.parameters())
         if self._has_sparse:
-            return norm_with_sparse(self._clipped)
-        return torch.nn.utils.get_total_norm([p.grad for p in self._clipped if p.grad is not None])
+            return norm_with_sparse(self._walked)
+        return torch.nn.utils.get_total_norm([p.grad for p in self._walked if p.grad is not None])
 
     def _clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
         """Clips by torch's function, which accelerate calls too, as it is at this moment."""
-        self._clipped = parameters_with_gradients(model)
+        self._walked = list(model.parameters())
+        trained = with_gradients(self._walked)
         if self._has_sparse:
-            return clip_with_sparse(self._clipped, max_norm)
-        return torch.nn.utils.clip_grad_norm_(self._clipped, max_norm)
+            return clip_with_sparse(trained, max_norm)
+        return torch.nn.utils.clip_grad_norm_(trained, max_norm)
 
     def _unscale(self) -> None:
         if self._scaler is not None:
@@ -265,10 +266,11 @@ class Engine:
     def zero_grad(self, model: nn.Module) -> None:
         """Clears the gradients by the model's own method.
 
-        Where that is torch's, it would walk through all modules a second time in a step: `clip` has just done so.
+        Where that is torch's, it would walk through all modules a second time in a step: `clip` has just done so. A
+        frozen parameter may have got a gradient since, from a callback.
         """
-        parameters = self._clipped
-        self._clipped = None
+        parameters = self._walked
+        self._walked = None
         clear = model.zero_grad
         is_own = getattr(clear, "__func__", None) is nn.Module.zero_grad and is_from(clear, "torch")
         if parameters is None or not is_own:

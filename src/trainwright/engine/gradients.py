@@ -17,12 +17,8 @@ from torch import nn
 from trainwright._types import Optimizer
 
 
-def parameters_with_gradients(model: nn.Module) -> list[nn.Parameter]:
-    """Returns the parameters that have a gradient or may get one before the update, in the order of the model.
-
-    Frozen parameters without one are passed over once here, so that clipping and clearing need not walk them again.
-    """
-    parameters = list(model.parameters())
+def with_gradients(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    """Returns the parameters that have a gradient, or may get one."""
     return [p for p in parameters if p.requires_grad or p.grad is not None]
 
 

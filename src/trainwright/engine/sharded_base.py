@@ -32,8 +32,8 @@ from trainwright.engine.distributed_base import DistributedEngine
 from trainwright.engine.gradients import (
     clip_each_kind,
     measure_norm_each_kind,
-    parameters_with_gradients,
     step_each_kind,
+    with_gradients,
 )
 from trainwright.errors import ModelError
 from trainwright.support.model_facts import core_model, plain_name, spans_replicas, uncompiled
@@ -99,12 +99,12 @@ class ShardedEngine(DistributedEngine):
             self._release(self._sharded)
 
     def _clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
-        self._clipped = parameters_with_gradients(self._sharded)
-        return clip_each_kind(self._clipped, max_norm)
+        self._walked = list(self._sharded.parameters())
+        return clip_each_kind(with_gradients(self._walked), max_norm)
 
     def _measure(self, model: nn.Module) -> torch.Tensor:
-        self._clipped = parameters_with_gradients(self._sharded)
-        return measure_norm_each_kind(self._clipped)
+        self._walked = list(self._sharded.parameters())
+        return measure_norm_each_kind(with_gradients(self._walked))
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
