@@ -552,3 +552,12 @@ def test_answers_with_the_same_tokens_are_named_or_refused(
     result = call("train", str(write(tmp_path, place, text, unknown)), "--output_dir", "other")
     assert result.exit_code == 2
     assert "both answers have the same tokens in 2 pairs of train" in " ".join(result.output.split())
+
+
+def test_answers_that_are_cut_to_the_same_tokens_are_refused(place: Path, tmp_path: Path) -> None:
+    rows = [{"prompt": "say red", "chosen": f" {'it ' * 40}red", "rejected": f" {'it ' * 40}blue"}] * 8
+    result = call("train", str(write(tmp_path, place, RECIPE, rows)), "--output_dir", "other")
+    assert result.exit_code == 2
+    shown = " ".join(result.output.split())
+    assert "both answers have the same tokens in 8 pairs of train, which teach nothing. TRL cuts" in shown
+    assert "raise data.max_length" in shown

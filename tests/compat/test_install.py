@@ -27,7 +27,9 @@ def test_names_are_ours_while_it_lasts_and_theirs_afterwards() -> None:
         assert transformers.trainer_callback.TrainerCallback is trainwright.TrainerCallback
         assert transformers.training_args.TrainingArguments is trainwright.TrainingArguments
         assert "transformers.trainer.Trainer" in installed.replaced
-        assert trainwright.compat.install() is installed
+        with trainwright.compat.install() as inner:
+            assert inner is installed
+        assert transformers.Trainer is trainwright.Trainer
     assert transformers.Trainer is before
     assert transformers.trainer.Trainer is before
     assert transformers.trainer_callback.TrainerCallback is not trainwright.TrainerCallback

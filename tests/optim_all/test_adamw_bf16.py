@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -182,11 +184,50 @@ def test_a_loaded_state_takes_the_form_of_the_settings(rounding: Any, moments: t
     assert states == [{"step": torch.float32, "exp_avg": moments, "exp_avg_sq": moments, **kinds}] * 2
 
 
-def test_sparse_gradients_are_refused() -> None:
+def test_sparse_gradients_are_refused_before_anything_changes() -> None:
+    first = nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+    first.grad = torch.ones_like(first)
     table = nn.Embedding(4, 2, sparse=True, dtype=torch.bfloat16)
     table(torch.tensor([1])).sum().backward()
+    optimizer = AdamWBF16([first, *table.parameters()], lr=0.1)
     with pytest.raises(ArgumentError, match="dense gradients"):
-        AdamWBF16(table.parameters()).step()
+        optimizer.step()
+    assert not optimizer.state
+    assert first.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "setting", [{"rounding": "nearest"}, {"moments": "float8"}, {"lr": -1.0}, {"betas": (0.9, 1.0)}], ids=str
+)
+def test_a_setting_out_of_range_is_refused(setting: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match=next(iter(setting))):
+        AdamWBF16([nn.Parameter(torch.ones(2))], **setting)
+
+
+def test_a_group_that_is_refused_is_not_kept() -> None:
+    optimizer = AdamWBF16([nn.Parameter(torch.ones(2))])
+    with pytest.raises(ArgumentError, match="float16"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2, dtype=torch.float16))]})
+    assert len(optimizer.param_groups) == 1
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))], ids=["copy", "pickle"])
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+def test_a_copy_goes_on_alike(rounding: Any, copied: Any) -> None:
+    optimizer = AdamWBF16(
+        [nn.Parameter(torch.ones(64, dtype=torch.bfloat16))], rounding=rounding, moments="float32", seed=3
+    )
+    both = [optimizer]
+    for step in range(4):
+        for one in both:
+            (weight,) = one.param_groups[0]["params"]
+            weight.grad = torch.full_like(weight, 0.1 * (step + 1))
+            one.step()
+        if step == 1:
+            both.append(copied(optimizer))
+    first, second = (one.param_groups[0]["params"][0] for one in both)
+    assert first is not second
+    assert torch.equal(first, second)
 
 
 # -- through the trainer -----------------------------------------------------------------------------------------------

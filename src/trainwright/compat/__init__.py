@@ -65,6 +65,7 @@ class Installed:
     replaced: list[str] = field(default_factory=list)
     _before: list[tuple[ModuleType, str, object]] = field(default_factory=list, repr=False)
     _end_watching: Callable[[], None] | None = field(default=None, repr=False)
+    _depth: int = field(default=0, repr=False)  # `with` blocks that are open
 
     def undo(self) -> None:
         """Restores transformers' own names. Classes derived from ours meanwhile keep their bases."""
@@ -86,10 +87,13 @@ class Installed:
             _installed = None
 
     def __enter__(self) -> Self:
+        self._depth += 1
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.undo()
+        self._depth -= 1
+        if self._depth <= 0:
+            self.undo()
 
 
 _installed: Installed | None = None

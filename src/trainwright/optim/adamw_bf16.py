@@ -28,7 +28,7 @@ import logging
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import chain
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -51,6 +51,12 @@ WHOLE = 1 << 16
 PRIME = 1_000_003  # more than there are steps that matter, or parameters: each has other numbers
 PIECE = 1 << 24  # numbers that are updated at once
 KINDS = (torch.int8, torch.uint8)
+MOMENTS: dict[object, torch.dtype] = {
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+    torch.bfloat16: torch.bfloat16,
+    torch.float32: torch.float32,
+}
 KEPT_AS_THEY_ARE = (*REST, "exp_avg", "exp_avg_sq")  # torch would cast them to the type of the weight
 
 
@@ -72,7 +78,7 @@ class AdamWBF16(Optimizer):
         seed: of stochastic rounding.
 
     Raises:
-        ArgumentError: a parameter is neither in bfloat16 nor in float32 or float64.
+        ArgumentError: a setting is out of range, or a parameter is neither in bfloat16 nor in float32 or float64.
     """
 
     keeps_small_updates = True  # read by `support.optimizer_facts`
@@ -89,9 +95,18 @@ class AdamWBF16(Optimizer):
         moments: torch.dtype | Literal["bfloat16", "float32"] = torch.bfloat16,
         seed: int = 0,
     ) -> None:
+        if rounding not in get_args(Rounding):
+            raise ArgumentError(f"rounding={rounding!r}; choose of {', '.join(get_args(Rounding))}.")
+        if moments not in MOMENTS:
+            raise ArgumentError(f"moments={moments!r}; choose of bfloat16, float32.")
+        if lr < 0 or not all(0 <= beta < 1 for beta in betas) or eps < 0 or weight_decay < 0:
+            raise ArgumentError(
+                f"lr={lr}, betas={betas}, eps={eps}, weight_decay={weight_decay}: none may be negative, and betas are "
+                "below 1."
+            )
         self._rounding = rounding
         self.bf16_stochastic_round = rounding == "stochastic"  # torchao's name for it
-        self._moments: torch.dtype = getattr(torch, moments) if isinstance(moments, str) else moments
+        self._moments = MOMENTS[moments]
         self._seed = seed
         self._counted: list[Tensor] = []  # counts of the last step
         self._generators: dict[torch.device, torch.Generator] = {}
@@ -102,10 +117,17 @@ class AdamWBF16(Optimizer):
         super().add_param_group(param_group)
         for one in self.param_groups[-1]["params"]:
             if one.dtype not in (torch.bfloat16, torch.float32, torch.float64):
+                del self.param_groups[-1]
                 raise ArgumentError(
                     f"optim='adamw_bf16' updates weights in bfloat16 or float32, and a parameter of shape "
                     f"{tuple(one.shape)} is in {one.dtype}. Load the model with dtype=torch.bfloat16."
                 )
+
+    def __getstate__(self) -> Group:
+        """Returns what a copy needs; torch's keeps groups and states alone."""
+        made = {"_rounding", "bf16_stochastic_round", "_moments", "_seed"}
+        own = {name: value for name, value in vars(self).items() if name in made}
+        return {**super().__getstate__(), **own, "_counted": [], "_generators": {}}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -114,6 +136,11 @@ class AdamWBF16(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if any(one.grad is not None and one.grad.is_sparse for one in self._parameters()):
+            raise ArgumentError(
+                "optim='adamw_bf16' takes dense gradients, and an embedding with sparse=True has others. Set "
+                "sparse=False, or choose optim='sgd' or 'adagrad'."
+            )
         self._counted = []
         # A scalar on the device that the guard sets, as for torch's fused optimizers; not zero: nothing changes.
         found_inf: Tensor | None = getattr(self, "found_inf", None)
@@ -151,11 +178,6 @@ class AdamWBF16(Optimizer):
         found_inf: Tensor | None,
     ) -> None:
         assert parameter.grad is not None
-        if parameter.grad.is_sparse:
-            raise ArgumentError(
-                "optim='adamw_bf16' takes dense gradients, and an embedding with sparse=True has others. Set "
-                "sparse=False, or choose optim='sgd' or 'adagrad'."
-            )
         whole = [local_part(one) for one in (parameter, parameter.grad, state["exp_avg"], state["exp_avg_sq"])]
         whole += [local_part(state[name]) for name in REST if name in state]
         # What is computed in float32 takes ten times the memory of a piece, and an embedding may be a tenth of a model.

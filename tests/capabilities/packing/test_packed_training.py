@@ -133,6 +133,23 @@ def test_a_model_that_mixes_samples_is_refused_before_step_1(kind: str, tmp_path
     assert trainer.state.global_step == 0
 
 
+class Wraps(torch.nn.Module):
+    """A model of transformers in a plain module, which says nothing of its tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = seeded(MODELS["llama"])
+
+    def forward(self, input_ids: Any, attention_mask: Any = None, position_ids: Any = None, labels: Any = None) -> Any:
+        return self.inner(input_ids, attention_mask=attention_mask, position_ids=position_ids, labels=labels)
+
+
+def test_a_module_that_does_not_tell_its_tokens_is_told_which_method_does(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, model=Wraps(), train_dataset=texts(), packing="best_fit", packing_length=16)
+    with pytest.raises(ModelError, match=r"Wraps has no get_input_embeddings\(\)"):
+        trainer.train()
+
+
 def test_an_entry_for_a_whole_sample_cannot_be_packed(tmp_path: Path) -> None:
     items = [{"input_ids": item["input_ids"], "labels": 1} for item in texts()]
     model = seeded(MODELS["bert-tokens"])

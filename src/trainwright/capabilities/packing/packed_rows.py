@@ -418,7 +418,14 @@ def _candidates(model: nn.Module, takes_positions: bool, *, by_document: bool) -
 def _make_random_rows(model: nn.Module, row_length: int, num_rows: int, length_of: str) -> list[list[Batch]]:
     """Returns a row of a long and a short sample, to detect windowed attention too, and a row of three samples."""
     lengths = [[max(row_length - 3, 1), 2], [max(row_length // 2, 1), max(row_length // 3, 1), 1]][:num_rows]
-    table = model.get_input_embeddings()  # type: ignore[operator]
+    try:
+        table = model.get_input_embeddings()  # type: ignore[operator]
+    except (AttributeError, NotImplementedError):
+        raise ModelError(
+            f"packing is tried on random tokens before step 1, and {type(model).__name__} has no "
+            "get_input_embeddings() that tells how many there are. Write this method, or train without packing: "
+            "max_tokens_per_batch saves padding too."
+        ) from None
     generator = torch.Generator().manual_seed(0)
     padding = getattr(getattr(model, "config", None), "pad_token_id", None)
 

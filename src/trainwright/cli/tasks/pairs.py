@@ -199,14 +199,15 @@ def _as_dataset(rows: Sequence[Mapping[str, Any]]) -> Any:
     return Dataset.from_list([dict(row) for row in rows])
 
 
-def name_pairs(material: TaskSource, part: str, dataset: Any, *, length: int) -> Any:
+def name_pairs(material: TaskSource, part: str, dataset: Any, *, length: int, keeps_end: bool = False) -> Any:
     """Returns TRL's samples with the names of their rows; adds and shows a finding with the pairs that TRL left out.
 
     Args:
         material: the rows; receives the finding.
         part: `train` or `eval`.
         dataset: the samples, with the places of their rows.
-        length: tokens of a pair, beyond which TRL leaves it out.
+        length: tokens of a pair, beyond which TRL leaves it out, or cuts it.
+        keeps_end: whether it cuts at the beginning.
 
     Raises:
         RecipeError: no pair is left.
@@ -218,7 +219,7 @@ def name_pairs(material: TaskSource, part: str, dataset: Any, *, length: int) ->
         asked = material.recipe.data.max_length
         limit = f"{length} tokens" if asked is None else f"the {length} tokens of data.max_length"
         material.wrong(f"all {counted(len(rows), 'pair')} of {part} are longer than {limit}.", "data", "max_length")
-    _look_at_tokens(material, part, rows, dataset)
+    _look_at_tokens(material, part, rows, dataset, slice(-length, None) if keeps_end else slice(length))
     named = dataset.remove_columns(ROW_COLUMN)
     named.origin = make_origin(material, rows, places)
     left_out = len(rows) - len(places)
@@ -234,31 +235,36 @@ def name_pairs(material: TaskSource, part: str, dataset: Any, *, length: int) ->
     return named
 
 
-def _look_at_tokens(material: TaskSource, part: str, rows: Rows, dataset: Any) -> None:
-    """Adds and shows a finding with pairs whose answers differ as texts and not as tokens; RecipeError if all do."""
-    if not {"chosen_ids", "rejected_ids"} <= set(dataset.column_names):
+def _look_at_tokens(material: TaskSource, part: str, rows: Rows, dataset: Any, shown: slice) -> None:
+    """Adds and shows a finding with pairs whose answers differ as texts and not as tokens; RecipeError if all do.
+
+    `shown` are the tokens that TRL leaves of a prompt and its answer.
+    """
+    names = [name for name in (ROW_COLUMN, "prompt_ids", "chosen_ids", "rejected_ids") if name in dataset.column_names]
+    if "chosen_ids" not in names:
         return
-    places = [
-        place
-        for place, chosen, rejected in zip(
-            *(dataset[name][:] for name in (ROW_COLUMN, "chosen_ids", "rejected_ids")), strict=True
-        )
-        if chosen == rejected
-    ]
-    one, other = (_cells(rows, material.recipe.column(role)) for role in ("chosen", "rejected"))
-    places = [place for place in places if one[place] != other[place]]
+    texts = [_cells(rows, material.recipe.column(role)) for role in ("chosen", "rejected")]
+    places = []
+    is_cut = False
+    for place, *prompt, chosen, rejected in zip(*(dataset[name][:] for name in names), strict=True):
+        before = prompt[0] if prompt else []
+        if (before + chosen)[shown] == (before + rejected)[shown] and texts[0][place] != texts[1][place]:
+            places.append(place)
+            is_cut = is_cut or chosen != rejected
     if not places:
         return
     table = material.table(part, rows)
     said = f"have the same tokens in {counted(len(places), 'pair')} of {table.part}, which teach nothing"
     cure = "The tokenizer does not tell the words apart; text pairs begin with a space if the prompt ends without one."
+    if is_cut:
+        cure = "TRL cuts prompts and answers to the same tokens: raise data.max_length."
     if len(places) == len(dataset):
-        material.wrong(f"both answers {said}. {cure}", "data", "columns")
-    rows_of = table.listed(places)
+        material.wrong(f"both answers {said}. {cure}", "data", "max_length" if is_cut else "columns")
+    listed = table.listed(sorted(places))
     _add_late(
         material,
         Finding(
-            "warning", f"both answers {said}: {rows_of}.", cure, check="pairs", rows=table.names(places), entry="data"
+            "warning", f"both answers {said}: {listed}.", cure, check="pairs", rows=table.names(places), entry="data"
         ),
     )
 

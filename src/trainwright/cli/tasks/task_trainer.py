@@ -81,10 +81,11 @@ def make_named_pair_trainer(material: TaskSource, args: TrainingArguments, parts
             material.recipe, args, parts, adapter=adapter, train_dataset=parts.train, eval_dataset=parts.eval
         )
     length = cast(Any, args).max_length
+    keeps_end = getattr(args, "truncation_mode", None) == "keep_end"
     for name, part in (("train_dataset", "train"), ("eval_dataset", "eval" if len(material.eval) else "train")):
         found = getattr(trainer, name)
         if found is not None:
-            setattr(trainer, name, pairs.name_pairs(material, part, found, length=length))
+            setattr(trainer, name, pairs.name_pairs(material, part, found, length=length, keeps_end=keeps_end))
     return trainer
 
 
