@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright._types import PREFIX_CHECKPOINT_DIR, JSONObject, write_text
-from trainwright.cli.recipe.yaml_tree import Tree
+from trainwright.cli.recipe.yaml_tree import Tree, make_absolute
 from trainwright.errors import RecipeError, did_you_mean
 from trainwright.support.door import read_json, read_settings
 
@@ -59,7 +59,7 @@ def is_function_name(text: str) -> bool:
 def resolve(text: str, base: Path) -> str:
     """Returns the name with an absolute path, if it names a file."""
     place, _, name = text.rpartition(":")
-    return f"{(base / Path(place).expanduser()).absolute()}:{name}" if place.endswith(SUFFIX) else text
+    return f"{make_absolute(base / Path(place).expanduser())}:{name}" if place.endswith(SUFFIX) else text
 
 
 def digest_source(text: str) -> str | None:

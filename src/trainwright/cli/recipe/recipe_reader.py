@@ -34,7 +34,7 @@ from trainwright.cli.recipe.schema import (
     Recipe,
     list_names,
 )
-from trainwright.cli.recipe.yaml_tree import Path, Tree, parse, scalar
+from trainwright.cli.recipe.yaml_tree import Path, Tree, make_absolute, parse, scalar
 from trainwright.cli.user_code import is_function_name
 from trainwright.cli.user_code import resolve as resolve_function
 from trainwright.config.arguments import Seq2SeqTrainingArguments, TrainingArguments
@@ -589,7 +589,7 @@ class PlaceError(ValueError):
 
 def absolute(text: str, base: FilePath) -> str:
     """Makes a path absolute: relative to the directory `base`, or in a package (PlaceError if not installed)."""
-    return _in_package(text) if text.startswith(SCHEME) else str((base / FilePath(text).expanduser()).absolute())
+    return _in_package(text) if text.startswith(SCHEME) else str(make_absolute(base / FilePath(text).expanduser()))
 
 
 def model_place(text: str, base: FilePath) -> str:
@@ -670,7 +670,7 @@ def resolved_training(training: Mapping[str, object], find_base: FindBase, task:
         if isinstance(value, str) and (kind is bool or set(get_args(kind)) == {bool, type(None)}):
             result[name] = WORDS.get(value.lower(), value)
         if isinstance(value, str) and (name in PATHS or (name in MAYBE_PATHS and (base / value).exists())):
-            result[name] = str((base / FilePath(value).expanduser()).absolute())
+            result[name] = str(make_absolute(base / FilePath(value).expanduser()))
     return result
 
 

@@ -5,6 +5,7 @@ Scalars are read as YAML 1.2 does: `no` and `off` are words, 5e-5 is a number.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -35,6 +36,18 @@ CURES = {
     "could not find expected ':'": " Write `name: value`, with a space after the colon.",
     "unexpected end of stream": " A quote or a bracket is not closed.",
 }
+
+
+def make_absolute(path: FilePath) -> FilePath:
+    """Returns an absolute path without `..`, which would pass through directories that have nothing to do with it.
+
+    Links behind the last `..` stay as they are.
+    """
+    parts = path.expanduser().absolute().parts
+    if os.pardir not in parts:
+        return FilePath(*parts)
+    last = len(parts) - parts[::-1].index(os.pardir)
+    return FilePath(os.path.realpath(FilePath(*parts[:last])), *parts[last:])
 
 
 class _Loader(yaml.SafeLoader):
