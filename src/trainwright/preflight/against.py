@@ -88,7 +88,9 @@ def check_against(
             trainer cannot be handed to another process.
         ProcessFailedError: the steps fail with the installed packages too.
     """
-    wanted = packages.split() if isinstance(packages, str) else list(packages)
+    wanted = packages.split() if isinstance(packages, str) else packages
+    if not isinstance(wanted, (list, tuple)) or not wanted or not all(isinstance(one, str) for one in wanted):
+        raise ArgumentError(f"against={packages!r} names no package. Write it as 'transformers==5.24.0'.")
     with tempfile.TemporaryDirectory(prefix="trainwright-against-") as name:
         folder = Path(name)
         changes = changed_packages(wanted)

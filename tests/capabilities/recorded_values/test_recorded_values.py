@@ -19,7 +19,7 @@ from trainwright import TrainerCallback, capability_table
 from trainwright.capabilities.recorded_values.fingerprint import distance, fingerprint, only_place
 from trainwright.capabilities.recorded_values.value_comparison import read_values, values_file
 from trainwright.checkpoint import rng
-from trainwright.errors import DataError
+from trainwright.errors import ArgumentError, DataError
 
 from ..._support.small import StopAt, data, differing, make_trainer, models, weights
 from ..._support.two_processes import run as run_ranks
@@ -147,6 +147,15 @@ PLANTED: dict[str, tuple[Callable[[], dict[str, Any]], str, str, tuple[str, ...]
 
 def halved(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
     return nn.functional.cross_entropy(outputs["logits"][:, :-1].flatten(0, 1), labels[:, 1:].flatten()) / 2
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
+    one = of(tmp_path / "one")
+    with pytest.raises(ArgumentError, match="Give it a Trainer of trainwright"):
+        one.compare_with(torch.nn.Linear(2, 2))
+    for packages in (5, "", [], [5]):
+        with pytest.raises(ArgumentError, match="names no package"):
+            one.check(against=packages)
 
 
 @pytest.mark.parametrize("name", PLANTED)
