@@ -20,8 +20,8 @@ def compare_with(trainer: AnyTrainer, other: AnyTrainer, *, num_steps: int, tole
         raise ArgumentError(f"num_steps={num_steps} records nothing. Write a number of steps from 1 on.")
     if not hasattr(other, "_trainwright"):
         raise ArgumentError(
-            f"compare_with() got {type(other).__module__}.{type(other).__name__}. Give it a Trainer of trainwright, made "
-            'likewise; with reproduce="transformers" it computes what the one of transformers does.'
+            f"compare_with() got {type(other).__module__}.{type(other).__name__}. Give it a Trainer of trainwright, "
+            'made likewise; with reproduce="transformers" it computes what the one of transformers does.'
         )
     with tempfile.TemporaryDirectory() as folder:
         folders = [Path(folder, name) for name in ("one", "other")]
