@@ -668,7 +668,8 @@ def intact(manifest: Manifest | None) -> str:
     if manifest is None:
         return "complete; it has no manifest, so its files could not be compared"
     size = sum(entry["size"] for entry in manifest.files.values())
-    return f"intact, step {manifest.step}, {counted(len(manifest.files), 'file')}, {size_text(size)}"
+    mark = "" if manifest.non_finite_mark is None else f"; a resume skips it, since {manifest.non_finite_mark}"
+    return f"intact, step {manifest.step}, {counted(len(manifest.files), 'file')}, {size_text(size)}{mark}"
 
 
 Model = Annotated[

@@ -106,9 +106,16 @@ def find_checkpoint(asked: str | bool | None, output_dir: str, *, copies: Copies
         beside = "" if copies is None else f" or at {copies.place}"
         raise CheckpointNotFoundError(
             f"No valid checkpoint found in output directory ({output_dir}){beside}: resume_from_checkpoint=True, but "
-            "there is no complete checkpoint. Start without it, or name the directory of a checkpoint."
+            f"there is no complete checkpoint{_describe_marked(store)}. Start without it, or name the directory of a "
+            "checkpoint."
         )
     return latest
+
+
+def _describe_marked(store: CheckpointStore) -> str:
+    """Returns which checkpoints have values that are not finite, as an addition to a sentence; "" if none."""
+    marks = {step: Checkpoint(store.path(step)).non_finite_mark for step in sorted(store.non_finite())}
+    return "".join(f" but {store.path(step).name}, in which {mark}" for step, mark in marks.items())
 
 
 def find_copies(args: Any, asked: str | bool, engine: Engine) -> Copies | None:

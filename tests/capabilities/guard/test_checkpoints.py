@@ -11,14 +11,17 @@ import torch
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
 import trainwright
+from trainwright import TrainerCallback
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.optimizer_check import JOINED, SMALL, find_nan, find_nan_name
 from trainwright.checkpoint.store import PIECE, CheckpointStore, WeightCheck
 from trainwright.checkpoint.weights import read_file, weight_files
 from trainwright.engine import sharded_state
-from trainwright.errors import NonFiniteError
+from trainwright.errors import CheckpointNotFoundError, NonFiniteError
 
+from ..._support.small import make_trainer
 from ..._support.two_processes import run
+from ...cli.commands import call
 from . import sharded_saves
 from .poisoned import BATCH, POISONS, trained, trainer
 
@@ -315,3 +318,21 @@ def test_a_callback_that_breaks_the_weights_is_caught_too(tmp_path: Path) -> Non
     with pytest.raises(NonFiniteError, match=r"Step 6: .* the weights \(body\.0\.weight\)"):
         trained(tmp_path, settings=SAVES, callbacks=[Breaks()])
     assert CheckpointStore(tmp_path).steps() == [1, 2, 3, 4]
+
+
+class PoisonsState(TrainerCallback):
+    """Puts a value that is not finite into the optimizer's state before the first save."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 2:
+            next(iter(kwargs["optimizer"].state.values()))["exp_avg_sq"].fill_(torch.nan)
+            control.should_save = control.should_training_stop = True
+
+
+def test_a_marked_checkpoint_is_named_where_no_other_is_left(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"max_steps": 4, "save_strategy": "no"}
+    make_trainer(tmp_path / "run", callbacks=[PoisonsState()], **settings).train()
+    with pytest.raises(CheckpointNotFoundError, match="no complete checkpoint but checkpoint-2, in which state.0.exp_avg_sq"):
+        make_trainer(tmp_path / "run", **settings).train(resume_from_checkpoint=True)
+    shown = call("verify", str(tmp_path / "run" / "checkpoint-2")).output
+    assert "a resume skips it, since state.0.exp_avg_sq" in " ".join(shown.split())

@@ -112,7 +112,7 @@ class IncidentLog:
             said = " and ".join(f"{part} ({names})" for part, names in bad.items())
             raise NonFiniteError(
                 f"{when}. Not finite, regardless of the samples: {said}. Skipping steps cannot repair that. Look for a "
-                "callback or a schedule that writes such values, and resume from the last checkpoint."
+                "callback or a schedule that writes such values, and resume from the last checkpoint without them."
             )
 
     def finish(self, step: int) -> None:
