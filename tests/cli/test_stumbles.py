@@ -194,11 +194,13 @@ def test_a_label_that_is_mapped_to_null_leaves_its_rows_out(labels: str, tmp_pat
     assert "2 rows of train with the label N/A are left out, as data.labels says (null)." in " ".join(shown.split())
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert sorted(config["label2id"]) == (["no", "yes"] if "good" not in labels else ["bad", "good"])
+    (tmp_path / "new.csv").write_text("text,label\na good film,yes\n")
+    done("eval", str(tmp_path / "run"), "--data", str(tmp_path / "new.csv"))  # rows without some of the labels
 
 
 def test_a_label_that_is_left_out_and_does_not_occur_is_named(tmp_path: Path) -> None:
     path = small(tmp_path, SMALL.replace("max_length: 16", 'max_length: 16\n  labels: {"yess": null}'))
-    assert "no row has the label yess, which data.labels leaves out (null). Did you mean yes?" in call(
+    assert "no row has the label 'yess', which data.labels leaves out (null). Did you mean 'yes'?" in call(
         "check", str(path)
     ).output.replace("\n", " ")
 
