@@ -198,6 +198,16 @@ def test_a_label_that_is_mapped_to_null_leaves_its_rows_out(labels: str, tmp_pat
     done("eval", str(tmp_path / "run"), "--data", str(tmp_path / "new.csv"))  # rows without some of the labels
 
 
+def test_a_run_without_a_journal_says_so_and_names_none(tmp_path: Path) -> None:
+    path = small(tmp_path, SMALL)
+    assert "(model, results, checkpoints)" in done("train", str(path), "--set", "training.journal=false")
+    run = tmp_path / "run"
+    for words in (("report", str(run)), ("compare", str(run), str(run))):
+        said = " ".join(call(*words).output.split())
+        assert "the run was trained with journal=False" in said
+        assert "is not a run" not in said
+
+
 def test_a_label_that_is_left_out_and_does_not_occur_is_named(tmp_path: Path) -> None:
     path = small(tmp_path, SMALL.replace("max_length: 16", 'max_length: 16\n  labels: {"yess": null}'))
     assert "no row has the label 'yess', which data.labels leaves out (null). Did you mean 'yes'?" in call(
