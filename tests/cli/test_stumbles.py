@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -206,6 +207,14 @@ def test_a_run_without_a_journal_says_so_and_names_none(tmp_path: Path) -> None:
         said = " ".join(call(*words).output.split())
         assert "the run was trained with journal=False" in said
         assert "is not a run" not in said
+
+
+def test_a_run_that_ended_before_its_first_save_has_no_weights(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "early").mkdir()
+    shutil.copyfile(run / "recipe.yaml", tmp_path / "early" / "recipe.yaml")
+    result = call("eval", str(tmp_path / "early"), "--data", str(run.parent / "table.csv"))
+    assert result.exit_code == 1
+    assert "early has no weights: neither model.safetensors nor" in " ".join(result.output.split())
 
 
 def test_a_label_that_is_left_out_and_does_not_occur_is_named(tmp_path: Path) -> None:
