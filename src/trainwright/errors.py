@@ -189,8 +189,13 @@ NEAR = 0.75  # least similarity of a suggestion, as difflib's ratio: below it, a
 
 
 def nearest(name: object, known: Iterable[object]) -> str | None:
-    """Returns the known name closest in spelling to an unknown one; None if none is close."""
-    near = difflib.get_close_matches(str(name), [str(one) for one in known], n=1, cutoff=NEAR)
+    """Returns the known name closest in spelling to an unknown one; None if none is close.
+
+    One that differs only in case, or in blanks around it, is the closest.
+    """
+    texts = [str(one) for one in known]
+    near = [text for text in texts if text.strip().casefold() == str(name).strip().casefold()]
+    near = near or difflib.get_close_matches(str(name), texts, n=1, cutoff=NEAR)
     return near[0] if near else None
 
 

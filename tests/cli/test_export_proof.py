@@ -101,11 +101,30 @@ def test_a_merged_export_is_proved_on_held_out_rows_and_its_card_says_so(place: 
     assert "## Export" in card
     assert "- rows: 16 of the hold-out" in card
     assert "It is the trained model" in card
+    assert is_untouched(card)
+    assert "- learning rate: 0.01" in card.replace("_", " ")
+    assert [
+        word for word in ("library_name: peft", "lora", "More Information", "base_model", str(place)) if word in card
+    ] == []
     proof = json.loads(done("export", "tuned", "other", "--merge", "--prove", "--json"))["proof"]
     assert proof["holds"]
     assert proof["relative_difference"] < 1e-5
     assert proof["metrics"]["trained"]["loss"] == pytest.approx(proof["metrics"]["exported"]["loss"], rel=1e-5)
     assert proof["kept"] == pytest.approx(1, abs=1e-4)
+
+
+def test_the_card_of_a_merged_model_is_there_without_one_before_and_keeps_the_text_of_a_person(place: Path) -> None:
+    (place / "tuned" / "README.md").unlink()
+    done("export", "tuned", "none", "--merge")
+    assert is_untouched((place / "none" / "README.md").read_text())
+    head = "library_name: peft\nlicense: mit\nbase_model: /some/where\ntags: [lora, mine]"
+    (place / "tuned" / "README.md").write_text(f"---\n{head}\n---\n# Mine\n\nWritten by me.\n")
+    done("export", "tuned", "mine", "--merge")
+    card = (place / "mine" / "README.md").read_text()
+    assert "# Mine\n\nWritten by me." in card
+    assert "license: mit" in card
+    assert "- mine" in card
+    assert [word for word in ("peft", "lora", "/some/where") if word in card] == []
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])

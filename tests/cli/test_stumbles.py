@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -194,11 +195,31 @@ def test_a_label_that_is_mapped_to_null_leaves_its_rows_out(labels: str, tmp_pat
     assert "2 rows of train with the label N/A are left out, as data.labels says (null)." in " ".join(shown.split())
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert sorted(config["label2id"]) == (["no", "yes"] if "good" not in labels else ["bad", "good"])
+    (tmp_path / "new.csv").write_text("text,label\na good film,yes\n")
+    done("eval", str(tmp_path / "run"), "--data", str(tmp_path / "new.csv"))  # rows without some of the labels
+
+
+def test_a_run_without_a_journal_says_so_and_names_none(tmp_path: Path) -> None:
+    path = small(tmp_path, SMALL)
+    assert "(model, results, checkpoints)" in done("train", str(path), "--set", "training.journal=false")
+    run = tmp_path / "run"
+    for words in (("report", str(run)), ("compare", str(run), str(run))):
+        said = " ".join(call(*words).output.split())
+        assert "the run was trained with journal=False" in said
+        assert "is not a run" not in said
+
+
+def test_a_run_that_ended_before_its_first_save_has_no_weights(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "early").mkdir()
+    shutil.copyfile(run / "recipe.yaml", tmp_path / "early" / "recipe.yaml")
+    result = call("eval", str(tmp_path / "early"), "--data", str(run.parent / "table.csv"))
+    assert result.exit_code == 1
+    assert "early has no weights: neither model.safetensors nor" in " ".join(result.output.split())
 
 
 def test_a_label_that_is_left_out_and_does_not_occur_is_named(tmp_path: Path) -> None:
     path = small(tmp_path, SMALL.replace("max_length: 16", 'max_length: 16\n  labels: {"yess": null}'))
-    assert "no row has the label yess, which data.labels leaves out (null). Did you mean yes?" in call(
+    assert "no row has the label 'yess', which data.labels leaves out (null). Did you mean 'yes'?" in call(
         "check", str(path)
     ).output.replace("\n", " ")
 

@@ -156,8 +156,17 @@ def test_a_mapping_lists_what_changes(tmp_path: Path) -> None:
     rows = [{"text": f"x {i}", "label": label} for i, label in enumerate(["yes", "Yes", "no", "n", "yes", "no"])]
     labels = find_labels(material(tmp_path, rows, labels={"Yes": "yes", "n": None}), "label")
     assert (labels.names, labels.find("Yes"), labels.find("no")) == (["yes", "no"], 0, 1)
-    with pytest.raises(RecipeError, match=r"no row has the label Ye, which data.labels renames. Did you mean Yes\?"):
-        find_labels(material(tmp_path, rows, labels={"Ye": "yes"}), "label")
+
+
+@pytest.mark.parametrize("named", ["Y", "yes", "Yes", None])
+@pytest.mark.parametrize("others", [{}, {"No": "N"}])
+def test_a_mapping_of_a_label_that_no_row_has_is_refused(
+    named: str | None, others: dict[str, str], tmp_path: Path
+) -> None:
+    """Whatever it is mapped to: a class without rows would be added."""
+    rows = [{"text": f"x {i}", "label": ["Yes", "No"][i % 2]} for i in range(8)]
+    with pytest.raises(RecipeError, match=r"no row has the label 'yes', which .*\. Did you mean 'Yes'\?"):
+        find_labels(material(tmp_path, rows, labels={**others, "yes": named}), "label")
 
 
 def test_the_cure_for_labels_that_are_alike_is_one_block(tmp_path: Path) -> None:

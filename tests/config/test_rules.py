@@ -511,6 +511,13 @@ IDLE = [
         },
         {"torch_compile": False},
     ),
+    ("best_between_saves", {**BEST, **STEPS, "save_steps": 10}, {"save_steps": 5}),
+    ("best_between_saves", {**BEST, **STEPS, "save_steps": 10}, {"save_strategy": "best"}),
+    (
+        "best_between_saves",
+        {**BEST, **STEPS, "save_steps": 10},
+        {"eval_strategy": "epoch", "save_strategy": "epoch"},
+    ),
     ("tpu_metrics", {"debug": "tpu_metrics_debug"}, {"debug": ""}),
     ("timeout_of_workers", {"dataloader_timeout": 5.0}, {"dataloader_num_workers": 1}),
     ("liger_settings", {"liger_kernel_config": {"rope": True}}, {"use_liger_kernel": True}),

@@ -89,6 +89,7 @@ EXCEPTIONS = OWN_WRITERS | {
     "cli.tasks.applied": TEMPORARY,
     "cli.tasks.export.merge": NAMED_BY_USER,
     "cli.tasks.export.staged_folder": "its own directory under a random name, whose files go " + NAMED_BY_USER,
+    "cli.tasks.export_card.write_merged_card": "a fixed name in the directory of `staged_folder`",
     "cli.tasks.export_folder._write_model": "a fixed name in the directory of `staged_folder`",
     "cli.tasks.export_proof._Proof": TEMPORARY,
     "cli.tasks.export_proof.prepared_proof": TEMPORARY,

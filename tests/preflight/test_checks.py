@@ -16,7 +16,7 @@ from trainwright.preflight.check_registry import CHECKS, CheckReport, look_at
 from trainwright.preflight.check_up import known_facts
 from trainwright.support.findings import Finding
 
-from .._support.small import make_trainer
+from .._support.small import make_trainer, models
 from .fixtures import FIXTURES
 
 PAGE = Path(__file__).parents[2] / "docs" / "check_up.md"
@@ -84,6 +84,16 @@ def models_vocabulary() -> int:
     from .._support.small import models
 
     return models.VOCAB
+
+
+def test_packing_against_padding_is_named_for_a_causal_model_alone(tmp_path: Path) -> None:
+    cure = FIXTURES["padding"](tmp_path, True).check().of("padding")[0].cure
+    assert "max_tokens_per_batch=... in place of per_device_train_batch_size" in cure
+    assert "packing" not in cure
+    mask = [1, 1, 0, 0, 0, 0, 0]
+    rows = [{"input_ids": [1, 2, 3, 4, 5, 6, 7], "attention_mask": mask, "labels": mask} for _ in range(12)]
+    cure = make_trainer(tmp_path, model=models.llama(), train_dataset=rows).check().of("padding")[0].cure
+    assert "packing='best_fit' with packing_length=..." in cure
 
 
 def test_a_check_that_fails_is_not_done_and_ends_nothing(

@@ -20,7 +20,12 @@ def branch(
         AnyPlace, typer.Argument(help="Output directory of the run, which is not changed.", metavar="RUN", parser=place)
     ],
     at: Annotated[int, typer.Option(min=1, help="Step to start from.", metavar="STEP")],
-    out: Annotated[Path, typer.Option(help="Output directory of the new run.", metavar="DIR", file_okay=False)],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", "--out", help="Output directory of the new run.", metavar="DIR", file_okay=False
+        ),
+    ],
     cooldown: Annotated[
         str | None, typer.Option(help="Decay the learning rate to 0 over N steps, or P% of the run.", metavar="N|P%")
     ] = None,

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from torch import nn
 
@@ -266,6 +266,18 @@ def evaluations(log_history: Sequence[Logs]) -> list[dict[str, object]]:
     return rows
 
 
+def last_results(history: Sequence[Mapping[str, object]]) -> dict[str, float]:
+    """Returns the metrics in the last row of `evaluations`."""
+    others = ("step", "epoch", "training loss")
+    last = history[-1] if history else {}
+    return {name: value for name, value in last.items() if name not in others and isinstance(value, (int, float))}
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of the packages that a card lists, if they are installed."""
+    return {name: version for name in PACKAGES if (version := installed(name)) is not None}
+
+
 def collect(
     args: Arguments, model: nn.Module, dataset: object, log_history: Sequence[Logs], given: Mapping[str, Any]
 ) -> CardContent:
@@ -281,15 +293,13 @@ def collect(
     chosen = {**found, **{name: value for name, value in given.items() if value is not None and name != "tags"}}
     if chosen["base_model"] is not None and "license" not in chosen:
         chosen["license"] = find_license(chosen["base_model"], token=args.hub_token)
-    last = history[-1] if history else {}
-    others = ("step", "epoch", "training loss")
     return CardContent(
         **chosen,
-        results={n: v for n, v in last.items() if n not in others and isinstance(v, (int, float))},
+        results=last_results(history),
         history=history,
         losses=list_losses(log_history),
         settings=settings(args),
-        versions={name: version for name in PACKAGES if (version := installed(name)) is not None},
+        versions=versions(),
         findings=[one["text"] for one in read_findings(output_path(args))],
         is_adapter=hasattr(model, "peft_config"),
     )
@@ -310,7 +320,12 @@ def find_base_model(model: nn.Module) -> str | None:
     name = getattr(config, "base_model_name_or_path", None)
     if not name:
         name = getattr(getattr(model, "config", None), "name_or_path", None)
-    return name if isinstance(name, str) and name and not Path(name).exists() and name.count("/") <= 1 else None
+    return name if is_repository(name) else None
+
+
+def is_repository(name: object) -> TypeGuard[str]:
+    """Returns whether a name of a model is one of the Hub, and not a local directory."""
+    return isinstance(name, str) and REPOSITORY.fullmatch(name) is not None and not Path(name).exists()
 
 
 def settings(args: Arguments) -> dict[str, object]:

@@ -33,7 +33,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from trainwright._types import JSONObject, counted, has_length, json_value, without_tokens
+from trainwright._types import TRAINING_ARGS_JSON_NAME, JSONObject, counted, has_length, json_value, without_tokens
 from trainwright.config.protocol import Arguments
 from trainwright.distributed.device import DeviceMemory, find_name
 from trainwright.errors import DataError
@@ -43,6 +43,7 @@ from trainwright.state.progress import Clock
 from trainwright.state.trainer_state import TrainerControl, TrainerState
 from trainwright.support import host
 from trainwright.support.deadline import run_command
+from trainwright.support.door import read_json
 
 logger = logging.getLogger(__name__)
 
@@ -225,9 +226,10 @@ def read(path: str | Path, run_id: str | None = None) -> Record:
     path = Path(path)
     journal = path / JOURNAL_NAME if path.is_dir() else path
     if not journal.is_file():
-        raise FileNotFoundError(
-            f"There is no {journal}, so {path} is not a run. `trainwright runs DIR` lists the runs below a directory."
-        )
+        reason = f", so {path} is not a run. `trainwright runs DIR` lists the runs below a directory."
+        if _has_no_journal(journal.parent):
+            reason = f": the run was trained with journal=False, so that nothing is recorded of it in {path}."
+        raise FileNotFoundError(f"There is no {journal}{reason}")
     entries = list(lines(journal))
     if run_id is None:
         began = [entry["run"] for entry in entries if entry["kind"] in ("start", "resume")]
@@ -235,6 +237,16 @@ def read(path: str | Path, run_id: str | None = None) -> Record:
     if run_id is None or not any(entry["run"] == run_id for entry in entries):
         raise DataError(f"{path} has no run {run_id or 'in it'}; it has {counted(len(entries), 'entry')}.")
     return make_run_record([entry for entry in entries if entry["run"] == run_id])
+
+
+def _has_no_journal(folder: Path) -> bool:
+    """Returns whether the arguments of the run in a directory say that it has no journal."""
+    saved = folder / TRAINING_ARGS_JSON_NAME
+    try:
+        values = read_json(saved, max_bytes=MAX_LINE) if saved.is_file() else None
+        return isinstance(values, dict) and values.get("journal") is False
+    except (OSError, ValueError):
+        return False
 
 
 def read_findings(folder: str | Path) -> list[Entry]:

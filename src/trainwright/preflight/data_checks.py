@@ -180,10 +180,11 @@ def padding(facts: CheckFacts) -> Iterator[Finding]:
         return
     share = 1 - sum(int(mask.ne(0).sum()) for mask in masks) / total
     if share > MUCH_PADDING:
+        packs = ", or packing='best_fit' with packing_length=..." if model_facts.is_causal_lm(facts.model) else ""
         yield warning(
             f"{share:.0%} of the tokens of the first step are padding.",
-            "Pad to the longest of a batch, not to a fixed length; then max_tokens_per_batch=..., or "
-            "train_sampling_strategy='group_by_length', or packing='best_fit' for a causal model.",
+            "Pad to the longest of a batch, not to a fixed length; then max_tokens_per_batch=... in place of "
+            f"per_device_train_batch_size, or train_sampling_strategy='group_by_length'{packs}.",
         )
 
 

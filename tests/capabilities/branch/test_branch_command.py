@@ -77,7 +77,7 @@ def test_cooldowns_of_one_run_have_directories_of_their_own(place: Path) -> None
     assert "branches  " in shown
     assert "cooldown None -> 'linear': the rate falls from its present value to 0" in shown
     assert rates("cooled") == pytest.approx({5: RATE, 6: 0.75 * RATE, 7: 0.5 * RATE, 8: 0.25 * RATE})
-    done("branch", "run", "--at", "8", "--cooldown", "20%", "--shape", "1-sqrt", "--out", "later", "--seed", "3")
+    done("branch", "run", "--at", "8", "--cooldown", "20%", "--shape", "1-sqrt", "--output", "later", "--seed", "3")
     assert rates("later") == pytest.approx({9: RATE, 10: RATE * (1 - 0.5**0.5)})
     assert content(place / "run") == before
     recipe = yaml.safe_load((place / "later" / "recipe.yaml").read_text())["training"]

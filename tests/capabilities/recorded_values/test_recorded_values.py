@@ -44,7 +44,7 @@ def llama(
 
 def of(folder: Path, **parts: Any) -> Any:
     parts = {"model": llama(), "train_dataset": data.sequences(NUM_SAMPLES), **parts}
-    return make_trainer(folder, gradient_accumulation_steps=2, **parts)
+    return make_trainer(folder, **{"gradient_accumulation_steps": 2, **parts})
 
 
 def flip(model: Any) -> None:
@@ -94,6 +94,12 @@ def wrong_backward(model: Any) -> None:
 PLANTED: dict[str, tuple[Callable[[], dict[str, Any]], str, str, tuple[str, ...]]] = {
     "seed": (lambda: {"seed": 5}, "random", "", ("python, numpy, cpu", "the seed")),
     "order": (lambda: {"data_seed": 3}, "data", "", ("other samples", "train[9]")),
+    "size": (
+        lambda: {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 8},
+        "data",
+        "",
+        ("the same samples in batches of another size (4 against 8)",),
+    ),
     "rows": (lambda: {"train_dataset": data.sequences(12)[::-1]}, "data", "", ("another order", "train[9], row 0")),
     "flipped": (
         lambda: {"model": llama(change=flip)},

@@ -458,8 +458,14 @@ class _Pair:
         facts = {name: (a or [], b or []) for part, name, a, b in gaps if part == "facts"}
         if "samples" in facts:
             mine, theirs = (self._find_samples(run, key.step, "samples") for run in (self.ones, self.others))
-            what = "the same samples in another order" if sorted(mine) == sorted(theirs) else "other samples"
-            return f"{what}: {_some(facts['samples'][0])} against {_some(facts['samples'][1])}"
+            one, other = facts["samples"]
+            if sorted(mine) != sorted(theirs):
+                what = "other samples"
+            elif len(one) != len(other):
+                what = f"the same samples in batches of another size ({len(one)} against {len(other)})"
+            else:
+                what = "the same samples in another order"
+            return f"{what}: {_some(one)} against {_some(other)}"
         if "rows" in facts:
             one, other = facts["rows"]
             row = next((i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), 0)

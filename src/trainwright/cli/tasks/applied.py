@@ -209,7 +209,7 @@ def _whole(source: Path, folder: Path, *, weights: str) -> Path:
     if has_adapter(source):
         merge(source, folder)
         return folder
-    if not weight_files(source) and sharded_state.has_weights(source):
+    if not weight_files(source):  # in parts, or there are none, which is refused
         export_model(source, folder, parts=sharded_state)
         return folder
     return source

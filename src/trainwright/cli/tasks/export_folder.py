@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from trainwright.checkpoint.weights import GENERATION_NAME, export_model
 from trainwright.cli.tasks.export import (
+    ADAPTER_CONFIG_NAME,
     CONFIG_NAME,
     DTYPES,
     cast_weights,
@@ -23,10 +24,12 @@ from trainwright.cli.tasks.export import (
     merge,
     staged_folder,
 )
+from trainwright.cli.tasks.export_card import write_merged_card
 from trainwright.cli.tasks.trained_tokens import find_recorded
 from trainwright.engine import sharded_state
 from trainwright.errors import CheckpointError
 from trainwright.hub.model_card import add_section
+from trainwright.support.door import read_json
 
 if TYPE_CHECKING:
     from trainwright.cli.tasks.export_proof import ExportProof
@@ -137,7 +140,9 @@ def _prepare_proof(asked: Export, stack: ExitStack) -> Callable[[Path], ExportPr
 def _write_model(asked: Export, partial: Path) -> None:
     dtype = None if asked.dtype is None else DTYPES[asked.dtype]
     if asked.is_merged:
+        base = str(read_json(asked.source / ADAPTER_CONFIG_NAME, max_bytes=1 << 20)["base_model_name_or_path"])
         merge(asked.source, partial, dtype=dtype)
+        write_merged_card(asked.source, partial, model_name=asked.folder.resolve().name, base=base)
         return
     if asked.weights == "average":
         export_average(asked.source, partial)

@@ -339,7 +339,8 @@ def _train(recipe: Recipe, tree: Tree, say: Say) -> JSONObject:
     trainer.save_state()
     if args.should_save and recipe.model.learn_tokenizer is not None:
         remove_learned(Path(args.output_dir))
-    say("written", f"{_near(args.output_dir)} (model, results, checkpoints, journal)")
+    journal = ", journal" if (Path(args.output_dir) / JOURNAL_NAME).is_file() else ""
+    say("written", f"{_near(args.output_dir)} (model, results, checkpoints{journal})")
     if args.push_to_hub:
         upload(trainer)
     store = CheckpointStore(args.output_dir)

@@ -336,9 +336,9 @@ def _without_left_out(material: TaskSource, part: str, rows: Rows) -> Rows:
     cells = material.column(rows, "label")
     there = {str(cell) for cell in cells}
     if part == "train" and not material.is_evaluation and (absent := sorted(left_out - there)):
-        hint = did_you_mean(absent[0], there)
+        hint = did_you_mean(absent[0], there, quoted=True)
         material.wrong(
-            f"no row has the label {absent[0]}, which data.labels leaves out (null).{hint}", "data", "labels"
+            f"no row has the label {absent[0]!r}, which data.labels leaves out (null).{hint}", "data", "labels"
         )
     places = [place for place, cell in enumerate(cells) if str(cell) not in left_out]
     number = len(cells) - len(places)
@@ -1014,13 +1014,17 @@ def find_labels(material: TaskSource, role: str) -> Labels:
 
 
 def _unchanged(material: TaskSource, role: str, named: Mapping[str, str], there: set[str]) -> dict[str, str]:
-    """Returns the labels that a mapping does not list, each with its name."""
-    others = _sorted(there - named.keys())
-    absent = _sorted(named.keys() - there)
-    if others and absent and (hint := did_you_mean(absent[0], others)):
-        material.wrong(f"no row has the label {absent[0]}, which data.labels renames.{hint}", "data", "labels")
+    """Returns the labels that a mapping does not list, each with its name.
+
+    A listed label that no row has is refused, as it would be a class without rows, unless the dataset declares it.
+    """
     declared = _declared(material, role)
     known = {} if declared is None else {value: declared.names[at] for value, at in declared.parse_number.items()}
+    others = _sorted(there - named.keys())
+    absent = _sorted(named.keys() - there - known.keys())
+    if absent:
+        hint = did_you_mean(absent[0], others or there, quoted=True)
+        material.wrong(f"no row has the label {absent[0]!r}, which data.labels renames.{hint}", "data", "labels")
     return {value: known.get(value, value) for value in others}
 
 

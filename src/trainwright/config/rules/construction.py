@@ -108,6 +108,18 @@ def best_saves_are_multiples(args: Arguments) -> str | None:
     )
 
 
+@rule(Stage.ADVICE, "eval_strategy", "eval_steps", "save_strategy", "save_steps", "load_best_model_at_end")
+def best_between_saves(args: Arguments) -> str | None:
+    is_asked = args.load_best_model_at_end and args.eval_strategy == "steps" and args.save_strategy == "steps"
+    if not is_asked or args.eval_steps is None or args.save_steps == args.eval_steps:
+        return None
+    return (
+        f"With eval_steps={args.eval_steps} and save_steps={args.save_steps}, the best model of "
+        "load_best_model_at_end=True may be at an evaluation without a checkpoint, and is lost then. "
+        "save_strategy='best' saves each best one."
+    )
+
+
 def _is_multiple(save: Any, evaluate: Any) -> bool:
     if not is_number(save) or not is_number(evaluate) or min(save, evaluate) <= 0:
         return True  # the rule of intervals speaks about these
