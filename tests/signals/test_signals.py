@@ -1,5 +1,6 @@
 """Signals end a run in order: the last finished step is saved, the exit code tells, and a resume is exact."""
 
+import gc
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -122,6 +123,7 @@ def test_ctrl_c_twice_ends_it_at_once_and_says_what_is_lost(tmp_path: Path) -> N
 def test_handlers_are_put_back(tmp_path: Path) -> None:
     from trainwright.state.interrupts import SIGNALS, Interrupts
 
+    gc.collect()  # a run of an earlier test that was left early ends when it is freed
     before = [signal.getsignal(number) for number in SIGNALS]
     with Interrupts().listening():
         assert [signal.getsignal(number) for number in SIGNALS] != before
