@@ -140,7 +140,13 @@ def trainer_of_trl(
         for row in rows
     ]
     args = library.SFTConfig(
-        **settings, max_length=MAX_LENGTH, packing=packs, bf16=False, gradient_checkpointing=False, use_cpu=True
+        **settings,
+        max_length=MAX_LENGTH,
+        packing=packs,
+        completion_only_loss=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        use_cpu=True,
     )
     return library.SFTTrainer(**parts, args=args, train_dataset=Dataset.from_list(masked))
 
