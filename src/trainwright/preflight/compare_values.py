@@ -18,7 +18,7 @@ def compare_with(trainer: AnyTrainer, other: AnyTrainer, *, num_steps: int, tole
     """Records and compares the first steps of copies of two trainers; see `Trainer.compare_with`."""
     if num_steps < 1:
         raise ArgumentError(f"num_steps={num_steps} records nothing. Write a number of steps from 1 on.")
-    if not hasattr(other, "_trainwright"):
+    if not hasattr(other, "prove"):
         raise ArgumentError(
             f"compare_with() got {type(other).__module__}.{type(other).__name__}. Give it a Trainer of trainwright, "
             'made likewise; with reproduce="transformers" it computes what the one of transformers does.'
