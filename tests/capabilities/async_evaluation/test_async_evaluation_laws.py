@@ -488,6 +488,35 @@ def test_a_resume_makes_up_what_was_open_in_its_checkpoint(is_there: bool, held:
     assert values == read(tmp_path / "plain").values["eval_mae"]
 
 
+class SignalledWait(Held):
+    """Gives no result, and a signal comes while the run waits for one."""
+
+    def wait(self, seconds: float) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_a_signal_while_a_full_queue_is_waited_for_loses_no_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = []
+    for name, first in (("whole", None), ("signalled", SignalledWait(delay=100))):
+        if first is not None:
+            monkeypatch.setattr(capability, "evaluation_process", first.instead_of)
+            with pytest.raises(KeyboardInterrupt):
+                run(tmp_path / name, first)
+        held = Held()
+        monkeypatch.setattr(capability, "evaluation_process", held.instead_of)
+        runs.append(run(tmp_path / name, held, resume=first is not None)[0])
+    whole, signalled = runs
+    assert losses(signalled) == losses(whole)
+    assert evaluations(signalled) == evaluations(whole)
+    assert doubles.same(doubles.weights(signalled), doubles.weights(whole))
+
+
+def losses(trainer: Any) -> list[tuple[int, float]]:
+    return [(log["step"], log["loss"]) for log in trainer.state.log_history if "loss" in log]
+
+
 def test_a_fresh_run_deletes_the_requests_of_a_run_before(held: Held, tmp_path: Path) -> None:
     left = Requests(tmp_path)
     left.open(is_fresh=True)

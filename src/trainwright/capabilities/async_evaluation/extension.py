@@ -31,6 +31,7 @@ from trainwright.checkpoint.store import CheckpointStore
 from trainwright.engine.base import Engine
 from trainwright.errors import ArgumentError, CheckpointError, ProcessFailedError
 from trainwright.loop.extension import Extension, Run
+from trainwright.state.interrupts import Interrupted
 from trainwright.state.progress import EVALUATION
 
 logger = logging.getLogger(__name__)
@@ -189,7 +190,11 @@ class AsyncEvaluation(Extension):
             run.progress.control.should_evaluate = False
             return
         before = run.progress.clock.mark(EVALUATION)
-        obstacle = self._wait_for_room(run)
+        try:
+            obstacle = self._wait_for_room(run)
+        except Interrupted:  # as if the signal had come before: the step is logged, and its evaluation stays due
+            run.progress.clock.mark(before)
+            return
         if obstacle:
             logger.warning("The evaluation of step %d is skipped: %s.", run.progress.state.global_step, obstacle)
         else:
