@@ -124,7 +124,7 @@ class AdamWBF16(Optimizer):
                 )
 
     def __getstate__(self) -> Group:
-        """Returns what a copy needs; torch's keeps groups and states alone."""
+        """Returns the settings too, which torch leaves out."""
         made = {"_rounding", "bf16_stochastic_round", "_moments", "_seed"}
         own = {name: value for name, value in vars(self).items() if name in made}
         return {**super().__getstate__(), **own, "_counted": [], "_generators": {}}
@@ -166,7 +166,7 @@ class AdamWBF16(Optimizer):
     def take_back(self) -> None:
         """Uncounts the last step, which `found_inf` left out."""
         for step in self._counted:
-            step -= 1
+            step.sub_(1)
         self._counted = []
 
     def _update(
@@ -296,7 +296,7 @@ def _update_piece(
 
 @cache
 def _fastest_update(device: torch.device) -> Update:
-    """Returns `_update_piece`, as one kernel where torch can compile it for a device; by itself it is some fifty."""
+    """Returns `_update_piece`, compiled to one kernel where torch can do that; otherwise it takes some fifty."""
     if not (get_kind(device).runs_triton and has_compiler(device)):
         return _update_piece
     update: Update = torch.compile(_update_piece, dynamic=True)

@@ -114,8 +114,9 @@ def find_checkpoint(asked: str | bool | None, output_dir: str, *, copies: Copies
 
 def _describe_marked(store: CheckpointStore) -> str:
     """Returns which checkpoints have values that are not finite, as an addition to a sentence; "" if none."""
-    marks = {step: Checkpoint(store.path(step)).non_finite_mark for step in sorted(store.non_finite())}
-    return "".join(f" but {store.path(step).name}, in which {mark}" for step, mark in marks.items())
+    paths = [store.path(step) for step in sorted(store.non_finite())]
+    marks = [f"{path.name}, in which {Checkpoint(path).non_finite_mark}" for path in paths]
+    return f" but {', and '.join(marks)}" if marks else ""
 
 
 def find_copies(args: Any, asked: str | bool, engine: Engine) -> Copies | None:

@@ -10,6 +10,7 @@ import torch
 
 from trainwright import TrainingArguments
 from trainwright.capabilities.guard.checks import look_at_waits
+from trainwright.optim.adamw_bf16 import AdamWBF16
 
 
 def found(device: str = "cuda", *, optimizer: Any = None, **settings: Any) -> list[Any]:
@@ -46,6 +47,13 @@ def test_what_it_says_to_change_ends_the_wait(settings: dict[str, Any]) -> None:
     assert "on_nonfinite='ignore'" in finding.cure
     assert found(optimizer=adamw(fused=True), **settings) == []
     assert found(on_nonfinite="ignore") == []
+
+
+def test_the_scaler_of_fp16_waits_although_the_guard_need_not() -> None:
+    ours = AdamWBF16([torch.zeros(2, requires_grad=True)])
+    assert found(optimizer=ours) == []
+    (finding,) = found(optimizer=ours, fp16=True)
+    assert finding.evidence.startswith("The loss scale of fp16 and AdamWBF16, which is not fused")
 
 
 def test_nothing_is_said_on_a_cpu_and_a_fused_optimizer_cannot_help_on_a_device_without_it() -> None:

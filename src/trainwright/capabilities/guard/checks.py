@@ -48,7 +48,8 @@ def look_at_waits(facts: Facts) -> Iterator[Finding]:
             f"on_spike={plan.on_spike!r} reads loss and norm: {waits}.", "on_spike='off' reads them for logs alone."
         )
     elif facts.args.mixed_precision == "fp16":
-        if not is_fused:
+        # torch's scaler gives its flag to torch's own fused optimizers alone.
+        if not is_fused or not all(group.get("fused") for group in optimizer.param_groups):
             yield note(f"The loss scale of fp16 and {name}, which is not fused: {waits}.", f"{ON_THE_DEVICE}.")
     elif plan.on_nonfinite == "rollback":
         yield note(

@@ -124,7 +124,9 @@ class HeldBatches:
         labels = self._labels
         with torch.no_grad():
             if not is_flat:
-                logits, labels = zip(*map(formula.flat, logits, labels), strict=True)  # type: ignore[assignment]
+                flat = [formula.flat(*pair) for pair in zip(logits, labels, strict=True)]
+                logits = [one for one, _ in flat]
+                labels = [one for _, one in flat]
             self.measured.append((self._pending, formula.losses(torch.cat(logits), torch.cat(labels))))
         self._pending = []
         self._logits = []

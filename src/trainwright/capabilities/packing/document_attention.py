@@ -211,8 +211,10 @@ def _attend_in_kernel(
     bounds = torch.nn.functional.pad((ends[:, 0, 0] + first).flatten(), (1, 0))
     most = min(1 << ends.shape[2], width)
     groups = num_heads // states[1].shape[1]
-    keys, values = (part.repeat_interleave(groups, dim=1) if groups > 1 else part for part in states[1:])
-    queries, keys, values = (part.transpose(1, 2).flatten(0, 1) for part in (states[0], keys, values))
+    parts = [states[0]]
+    for part in states[1:]:
+        parts.append(part.repeat_interleave(groups, dim=1) if groups > 1 else part)
+    queries, keys, values = (part.transpose(1, 2).flatten(0, 1) for part in parts)
     # Any: with other arguments the kernel returns a tuple
     output: Any = varlen_attn(queries, keys, values, bounds, bounds, most, most, scale=scale, window_size=sides)
     whole: torch.Tensor = output.unflatten(0, (num_rows, width))
@@ -251,6 +253,8 @@ def _attend_one(
         first = max(start - window + 1, 0)
         distances = torch.arange(start, stop)[:, None] - torch.arange(first, stop)
         seen = ((distances >= 0) & (distances < window)).to(query.device)
-        keys, values = (part[:, :, first:stop] for part in (key, value))
-        outputs.append(_attend(module, query[:, :, start:stop], keys, values, seen[None, None], **options)[0])
+        queries = query[:, :, start:stop]
+        keys = key[:, :, first:stop]
+        values = value[:, :, first:stop]
+        outputs.append(_attend(module, queries, keys, values, seen[None, None], **options)[0])
     return torch.cat(outputs, dim=1)
