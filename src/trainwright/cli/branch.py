@@ -10,7 +10,7 @@ from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.cli.recipe.recipe_reader import checked
 from trainwright.cli.recipe.schema import Recipe
-from trainwright.cli.recipe.yaml_tree import Tree
+from trainwright.cli.recipe.yaml_tree import Tree, make_absolute
 from trainwright.cli.tasks.recipe_run import has_stopped_early, read_run_tree
 from trainwright.errors import ArgumentError, CheckpointNotFoundError
 from trainwright.optim.schedules import COOLDOWNS
@@ -70,7 +70,7 @@ def branched(
             "repository: --set training.hub_model_id=NAME, or --set training.push_to_hub=false."
         )
         tree.refuse([(REPOSITORY, problem)])
-    origin = begun or str(checkpoint_at(folder, at).absolute())
+    origin = begun or str(checkpoint_at(folder, at))
     command = "trainwright branch"
     tree.set(("training", "branch_from"), origin, origin=command)
     tree.set(("training", "output_dir"), str(out), origin=command)
@@ -168,7 +168,7 @@ def _directory(run: Path | str) -> Path:
             f"{without_tokens(str(run))} is a URL, and the run is needed in a directory: its recipe.yaml and the "
             "checkpoint. Copy them there first."
         )
-    return Path(run).absolute()
+    return make_absolute(Path(run))
 
 
 def _begun_from(out: Path, folder: Path, at: int) -> str | None:

@@ -362,7 +362,7 @@ def _resolve(data: JSONObject, model: JSONObject, training: JSONObject, find_bas
     if data.get("dataset") is not None:
         place = find_base(("data", "dataset")) / data["dataset"]
         if place.exists():
-            data["dataset"] = str(place.absolute())
+            data["dataset"] = str(make_absolute(place))
     else:
         for name in ("train", "eval"):
             given = data.get(name)

@@ -43,7 +43,7 @@ def make_absolute(path: FilePath) -> FilePath:
 
     Links behind the last `..` stay as they are.
     """
-    parts = path.expanduser().absolute().parts
+    parts = path.absolute().parts
     if os.pardir not in parts:
         return FilePath(*parts)
     last = len(parts) - parts[::-1].index(os.pardir)

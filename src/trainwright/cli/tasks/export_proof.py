@@ -133,8 +133,9 @@ class ExportProof:
     is_accepted: bool = False
 
     @property
-    def _has_few_bits(self) -> bool:
-        return " and " in self.trained_dtype
+    def _trained_in(self) -> str:
+        """Returns what stands behind the type of the weights if the base was trained on in few bits."""
+        return f", trained in {self.trained_dtype}" if " and " in self.trained_dtype else ""
 
     def refusal(self, folder: Path) -> str:
         """Returns why a directory was not written, for a comparison that does not hold."""
@@ -152,8 +153,7 @@ class ExportProof:
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """Yields the lines for the console: topic and text."""
-        trained = f", trained in {self.trained_dtype}" if self._has_few_bits else ""
-        yield "proof", f"{counted(self.rows, 'row')} of {self.rows_from}, weights in {self.dtype}{trained}"
+        yield "proof", f"{counted(self.rows, 'row')} of {self.rows_from}, weights in {self.dtype}{self._trained_in}"
         whole = "the largest one" if self.relative_to == "largest" else "their spread"
         apart = f"{self.largest_difference:.2g}, or {self.relative_difference:.2g} of {whole}"
         yield "logits", f"largest difference {apart} (limit {self.limit:.2g})"
@@ -168,12 +168,11 @@ class ExportProof:
     def section(self) -> str:
         """Returns a section of a model card, in Markdown."""
         verdict = "It is the trained model" if self.holds else "It differs from the trained model, which was accepted"
-        trained = f", trained in {self.trained_dtype}" if self._has_few_bits else ""
         lines = [
             f"{verdict}: the exported files were loaded again and compared with the checkpoint.",
             "",
             f"- rows: {self.rows} of {self.rows_from}",
-            f"- weights: {self.dtype}{trained}, {self.tensors} tensors compared",
+            f"- weights: {self.dtype}{self._trained_in}, {self.tensors} tensors compared",
             f"- largest difference of logits: {self.largest_difference:.3g}, {self.relative_difference:.3g} of "
             f"{'the largest logit' if self.relative_to == 'largest' else 'their spread'} (limit {self.limit:.2g})",
         ]
