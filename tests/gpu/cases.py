@@ -54,7 +54,7 @@ def gpt2() -> Any:
     return transformers.GPT2LMHeadModel(config)
 
 
-def llama(attention: str = "sdpa", *, width: int = 128, layers: int = 2) -> Any:
+def llama(attention: str = "sdpa", *, width: int = 128, layers: int = 2, positions: int = LENGTH) -> Any:
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=VOCABULARY,
@@ -63,7 +63,7 @@ def llama(attention: str = "sdpa", *, width: int = 128, layers: int = 2) -> Any:
         num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=LENGTH,
+        max_position_embeddings=positions,
         pad_token_id=0,
         attn_implementation=attention,
     )

@@ -298,10 +298,14 @@ def test_attention_by_document_waits_for_nothing(
 
 @pytest.mark.parametrize("attention", ["sdpa", pytest.param("flex_attention", marks=on_cuda)])
 def test_packed_rows_train_alike(attention: str, tmp_path: Path, record_property: Any) -> None:
-    """In packed rows samples do not see each other, whatever computes attention; `sdpa` does it by document."""
-    rows = cases.Rows(is_ragged=True)
-    eager = trained(tmp_path / "eager", llama("eager"), rows=rows, **PACKED)
-    other = trained(tmp_path / "other", llama(attention), rows=rows, **PACKED)
+    """In packed rows samples do not see each other, whatever computes attention; `sdpa` does it by document.
+
+    The rows are long enough for flex attention, which has no kernel for fewer than 128 tokens where heads share keys.
+    """
+    rows, positions = cases.Rows(is_ragged=True), 3 * cases.LENGTH
+    settings = PACKED | {"packing_length": positions}
+    eager = trained(tmp_path / "eager", llama("eager", positions=positions), rows=rows, **settings)
+    other = trained(tmp_path / "other", llama(attention, positions=positions), rows=rows, **settings)
     used = "sdpa_by_document" if attention == "sdpa" else attention
     assert other.model.config._attn_implementation == used
     record_property("losses", [losses(eager), losses(other)])

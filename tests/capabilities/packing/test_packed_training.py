@@ -133,6 +133,20 @@ def test_a_model_that_mixes_samples_is_refused_before_step_1(kind: str, tmp_path
     assert trainer.state.global_step == 0
 
 
+def test_a_kernel_that_cannot_take_short_samples_is_named_before_step_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = seeded(MODELS["llama"])
+
+    def forward(self: Any, input_ids: Any, **inputs: Any) -> Any:
+        raise RuntimeError("NoValidChoicesError: no kernel\nits source follows")
+
+    monkeypatch.setattr(type(model), "forward", forward)
+    trainer = make_trainer(tmp_path, model=model, train_dataset=texts(), packing="best_fit", packing_length=16)
+    with pytest.raises(ModelError, match=r"sample of 13 tokens with attn_implementation='sdpa'.*no kernel\)"):
+        trainer.train()
+
+
 class Wraps(torch.nn.Module):
     """A model of transformers in a plain module, which says nothing of its tokens."""
 

@@ -339,8 +339,7 @@ def find_layout(
     rows = _make_random_rows(model, row_length, min(num_rows, 2), length_of)
     differences = []
     with evaluation_mode(model):
-        single = [{length_of: item[length_of][None]} for row in rows for item in row]
-        alone = [_logits(model, item, item[length_of].numel())[0] for item in single]
+        alone = [_logits_alone(model, item[length_of], length_of) for row in rows for item in row]
         for layout in _candidates(model, takes_positions, by_document=by_document):
             if layout.form == "documents":
                 use_document_attention(model)
@@ -352,6 +351,19 @@ def find_layout(
             differences.append(f"{layout.form}: {problem}")
     found = ", ".join(dict.fromkeys(differences))
     raise ModelError(_refusal(model, f"its logits for packed and for single samples differ ({found})"))
+
+
+def _logits_alone(model: nn.Module, tokens: torch.Tensor, length_of: str) -> torch.Tensor:
+    try:
+        return _logits(model, {length_of: tokens[None]}, tokens.numel())[0]
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:  # on a GPU, flex attention has no kernel for some rows shorter than 128 tokens
+        kernel = getattr(getattr(model, "config", None), "_attn_implementation", None)
+        found = f"it fails on a single sample of {tokens.numel()} tokens with attn_implementation={kernel!r}"
+        raise ModelError(
+            _refusal(model, f"{found} ({type(error).__name__}: {str(error).partition(chr(10))[0][:200]})")
+        ) from error
 
 
 def _find_problem(
