@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from trainwright import EarlyStoppingCallback, Trainer, TrainerCallback, get_last_checkpoint
 from trainwright.journal.record import read
@@ -31,6 +32,7 @@ from .._support.small import (
     weights,
     without_clock,
 )
+from .test_resume_exact import DATA
 
 CLOCKS = ("_runtime", "_per_second")
 
@@ -47,6 +49,10 @@ def signalled(trainer: Any, number: signal.Signals = signal.SIGTERM, *, code: in
     with pytest.raises(SystemExit) as ended:
         trainer.train()
     assert ended.value.code == code
+
+
+class Broken(Exception):
+    pass
 
 
 # -- evaluations -----------------------------------------------------------------------------------------------------
@@ -72,8 +78,8 @@ EVALUATED: dict[str, dict[str, Any]] = {
 }
 
 
-def interrupted_evaluation(at: int) -> type[Trainer]:
-    class Interrupted(Trainer):
+def interrupted_evaluation(at: int, base: type[Trainer] = Trainer) -> type[Trainer]:
+    class Interrupted(base):  # type: ignore[misc, valid-type]
         def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
             if self.state.global_step >= at:
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -104,6 +110,65 @@ def test_an_evaluation_that_a_signal_cut_off_is_made_up_for(name: str, tmp_path:
     assert again.state.best_global_step == whole.state.best_global_step
 
 
+class EndsWhenSaved(TrainerCallback):
+    """Ends the process as soon as a step is saved, as far as its checkpoint can tell."""
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        raise Broken
+
+
+def own_loader() -> dict[str, Any]:
+    loader = DataLoader(Augmented(data.vectors(26)), batch_size=4, shuffle=True)
+
+    class Own(Trainer):
+        def get_train_dataloader(self) -> Any:
+            return loader
+
+    return {"cls": Own, "train_dataset": loader.dataset}
+
+
+SAVED_AGAIN: dict[str, Callable[[], dict[str, Any]]] = {
+    **DATA,
+    "own loader": own_loader,
+    "grouped": lambda: DATA["masked-list"]() | {"train_sampling_strategy": "group_by_length"},
+    "workers": lambda: {"train_dataset": Augmented(data.vectors(26)), "dataloader_num_workers": 1},
+    "accumulated": lambda: {"train_dataset": Augmented(data.vectors(26)), "gradient_accumulation_steps": 2},
+    "three epochs": lambda: {"train_dataset": data.vectors(26), "num_train_epochs": 3},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        pytest.param(name, kind, marks=[pytest.mark.process] if kind == "workers" else [])
+        for kind in SAVED_AGAIN
+        for name in ("by-steps-with-a-save", "by-epoch")
+        if "stream" not in kind or name != "by-epoch"  # those here have more than an epoch
+    ],
+)
+def test_the_save_that_is_made_up_for_has_the_position_too(name: str, kind: str, tmp_path: Path) -> None:
+    """It comes before the first batch of the resumed run, which a kill may end before its next save."""
+
+    def made(folder: str, cut: bool = False, callbacks: Any = ()) -> Any:
+        parts = {"eval_dataset": data.vectors(4), **EVALUATED[name], **SAVED_AGAIN[kind]()}
+        if "input_ids" in next(iter(parts["train_dataset"])):
+            parts["eval_dataset"] = [{"input_ids": item["input_ids"]} for item in data.ragged_texts(4)]
+        base = parts.pop("cls", Trainer)
+        cls = interrupted_evaluation(2, base) if cut else base
+        return make_trainer(tmp_path / folder, cls=cls, callbacks=[*callbacks], learning_rate=0.05, **parts)
+
+    whole = made("whole")
+    whole.train()
+    signalled(made("cut", cut=True))
+    for _ in range(2):
+        with pytest.raises(Broken):
+            made("cut", callbacks=[EndsWhenSaved()]).train(resume_from_checkpoint=True)
+    again = made("cut")
+    again.train(resume_from_checkpoint=True)
+    assert log_of(again) == log_of(whole)
+    assert differing(weights(again.model), weights(whole.model)) == {}
+
+
 def test_one_at_the_very_end_too(tmp_path: Path) -> None:
     settings = EVALUATED["by-epoch"]
     whole = evaluated(tmp_path / "whole", **settings)
@@ -112,10 +177,6 @@ def test_one_at_the_very_end_too(tmp_path: Path) -> None:
     again = evaluated(tmp_path / "cut", **settings)
     again.train(resume_from_checkpoint=True)
     assert log_of(again) == log_of(whole)
-
-
-class Broken(Exception):
-    pass
 
 
 # An evaluation of several parts: what makes them, and the number of predictions of each.

@@ -29,6 +29,7 @@ import itertools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -150,6 +151,7 @@ class Loader:
         dataset = getattr(dataloader, "dataset", None)
         self._is_stream = isinstance(dataset, IterableDataset) or not isinstance(dataloader, DataLoader)
         self._resumed = LoaderState()
+        self._is_at_rest = False  # a checkpoint's position was taken over, and its epoch is not opened yet
         self._watched = watched(dataloader)
         self._given = GivenBatches()
 
@@ -273,6 +275,7 @@ class Loader:
 
     def _open(self, epoch: int, skip_batches: int, *, resumes: bool) -> Iterator[Any]:
         """Opens the data of an epoch at a position."""
+        self._is_at_rest = False
         self.position.seek(epoch, skip_batches)
         self._given.keeps_pace = True
         self._states.now = None
@@ -385,11 +388,18 @@ class Loader:
 
         `batches_per_epoch` is `OPEN_END` if unknown.
         """
+        if self._is_at_rest:
+            self.position.seek(epoch, batches)
         is_end = batches >= batches_per_epoch or (batches_per_epoch == OPEN_END and self.has_ended)
         return self.position.cursor(epoch + 1, 0) if is_end else self.position.cursor(epoch, batches)
 
     def state(self) -> LoaderState:
-        """Returns the state of this process that a checkpoint stores besides the cursor."""
+        """Returns the state of this process that a checkpoint stores besides the cursor.
+
+        Before its first batch, a resumed run passes on the random states that its checkpoint had.
+        """
+        if self._is_at_rest:
+            return replace(self._resumed, position=self.position.state() or self._resumed.position)
         return LoaderState(
             epoch_start=self._states.epoch_start,
             before_ahead=self._states.before_ahead,
@@ -404,6 +414,7 @@ class Loader:
             The epoch, and how many of its batches count as done: a full epoch's batches minus the remaining ones.
         """
         self._resumed = state
+        self._is_at_rest = True
         return cursor.epoch, self.position.resume(cursor, state.position or {})
 
 

@@ -321,6 +321,7 @@ class Run:
         self._has_own_schedule = is_own
         self.resumed.checkpoint = checkpoint
         epoch, batches = start
+        self.progress.begin_epoch(epoch, batches_done=batches)  # what is saved before the first step has this position
         self.start = Start(
             epoch=epoch,
             batches=batches,
