@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -42,3 +45,37 @@ def test_a_command_that_dies_after_the_wait_for_it_is_reaped(monkeypatch: pytest
     process = subprocess.Popen(SLEEPS, start_new_session=True)
     deadline.end_group(process)
     wait_until_reaped(process.pid)
+
+
+@pytest.mark.process
+def test_a_worker_that_is_forked_meanwhile_does_not_hold_up_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start waits for the end of a pipe, and a process that is forked then would have it for as long as it lives."""
+    begins, has_forked = threading.Event(), threading.Event()
+    original: Any = subprocess._fork_exec  # type: ignore[attr-defined]
+
+    def fork_exec(*args: Any) -> Any:
+        begins.set()
+        has_forked.wait(0.5)
+        return original(*args)
+
+    monkeypatch.setattr(subprocess, "_fork_exec", fork_exec)
+    started: list[ChildProcess] = []
+    thread = threading.Thread(
+        target=lambda: started.append(ChildProcess([sys.executable, "-c", ""], dict(os.environ), max_bytes=100))
+    )
+    thread.start()
+    assert begins.wait(10.0)
+    worker = os.fork()
+    if worker == 0:
+        time.sleep(60.0)
+        os._exit(0)
+    try:
+        has_forked.set()
+        thread.join(10.0)
+        assert not thread.is_alive()
+        assert started[0].describe_end() in ("exit code 0", "SIGKILL")
+    finally:
+        os.kill(worker, signal.SIGKILL)
+        os.waitpid(worker, 0)
+        thread.join()
+        started[0].close()

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from trainwright._types import JSONObject
-from trainwright.support.deadline import reap
+from trainwright.support.deadline import reap, start_process
 from trainwright.support.door import parse_json
 
 LOOKS_EVERY_S = 0.2  # for the end of the child
@@ -63,7 +63,7 @@ class ChildProcess:
         self._lock = threading.Lock()  # of the end
         self._writing = threading.Lock()  # a line is written as a whole
         self.is_silent = False  # whether it wrote no line in time, when it was asked last
-        self._process = subprocess.Popen(
+        self._process = start_process(
             command,
             env=environment,
             stdin=subprocess.PIPE,

@@ -9,11 +9,12 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 KILLED_S = 10.0  # for the end of a process that was killed
 REAPS_S = 3600.0  # for the end of one that did not end then
+STARTS_WITHIN_S = 10.0  # a fork waits no longer for a process that another thread starts
 
 
 class HangsError(TimeoutError):
@@ -73,6 +74,38 @@ def call_within(seconds: float, call: Callable[[], T], *, what: str) -> T:
     return made.result()
 
 
+def start_process(command: Sequence[str], **settings: Any) -> subprocess.Popen[bytes]:
+    """Starts a process, as `subprocess.Popen` does with these settings; forks of other threads wait meanwhile.
+
+    `Popen` waits until all ends of a pipe are closed. A process that is forked in between, such as a worker of a
+    dataloader, has one of them for as long as it lives.
+    """
+    with _starting:
+        return subprocess.Popen(command, **settings)
+
+
+_starting = threading.Lock()
+_forking = threading.local()
+
+
+def _before_fork() -> None:
+    _forking.waited = _starting.acquire(timeout=STARTS_WITHIN_S)
+
+
+def _after_fork() -> None:
+    if _forking.waited:
+        _starting.release()
+
+
+def _after_fork_in_child() -> None:
+    global _starting
+    _starting = threading.Lock()  # whoever holds the other one is not here
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
+
+
 def run_command(
     command: Sequence[str],
     *,
@@ -95,7 +128,7 @@ def run_command(
         subprocess.TimeoutExpired: it has not ended in time.
     """
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(
+        process = start_process(
             command,
             cwd=folder,
             env=environment,
