@@ -1181,6 +1181,7 @@ class Trainer:
             checkpoint: folder of the checkpoint; None changes nothing.
         """
         if checkpoint is not None:
+            self._trainwright.services.writer.wait()  # a save that was made up for replaces this very checkpoint
             resume.load_rng(
                 self._trainwright.run.opened(checkpoint),
                 rank=self._trainwright.services.engine.replica,

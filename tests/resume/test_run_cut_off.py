@@ -9,6 +9,7 @@ import shutil
 import signal
 import stat
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -164,6 +165,35 @@ def test_the_save_that_is_made_up_for_has_the_position_too(name: str, kind: str,
         with pytest.raises(Broken):
             made("cut", callbacks=[EndsWhenSaved()]).train(resume_from_checkpoint=True)
     again = made("cut")
+    again.train(resume_from_checkpoint=True)
+    assert log_of(again) == log_of(whole)
+    assert differing(weights(again.model), weights(whole.model)) == {}
+
+
+def test_a_resume_reads_nothing_of_a_checkpoint_that_its_first_save_replaces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = EVALUATED["by-steps-with-a-save"] | {"save_async": True}
+    whole = evaluated(tmp_path / "whole", **settings)
+    whole.train()
+    signalled(evaluated(tmp_path / "cut", interrupted_evaluation(6), **settings))
+    rename = Path.rename
+    is_replacing = threading.Event()
+
+    def slowly(self: Path, target: Path) -> Path:
+        renamed = rename(self, target)
+        if self.name == "checkpoint-6":
+            is_replacing.set()
+            time.sleep(0.5)  # between the two renames of a commit, on the thread that writes
+        return renamed
+
+    class Waits(Augmented):
+        def __getitem__(self, index: int) -> Any:
+            assert is_replacing.wait(10.0)
+            return super().__getitem__(index)
+
+    monkeypatch.setattr(Path, "rename", slowly)
+    again = evaluated(tmp_path / "cut", **settings | {"train_dataset": Waits(data.vectors(26))})
     again.train(resume_from_checkpoint=True)
     assert log_of(again) == log_of(whole)
     assert differing(weights(again.model), weights(whole.model)) == {}

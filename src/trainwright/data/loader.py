@@ -399,7 +399,7 @@ class Loader:
         Before its first batch, a resumed run passes on the random states that its checkpoint had.
         """
         if self._is_at_rest:
-            return replace(self._resumed, position=self.position.state() or self._resumed.position)
+            return replace(self._resumed, position=self.position.state() or self._resumed.position or None)
         return LoaderState(
             epoch_start=self._states.epoch_start,
             before_ahead=self._states.before_ahead,
