@@ -302,7 +302,8 @@ def test_packed_rows_train_alike(attention: str, tmp_path: Path, record_property
 
     The rows are long enough for flex attention, which has no kernel for fewer than 128 tokens where heads share keys.
     """
-    rows, positions = cases.Rows(is_ragged=True), 3 * cases.LENGTH
+    rows = cases.Rows(is_ragged=True)
+    positions = 3 * cases.LENGTH
     settings = PACKED | {"packing_length": positions}
     eager = trained(tmp_path / "eager", llama("eager", positions=positions), rows=rows, **settings)
     other = trained(tmp_path / "other", llama(attention, positions=positions), rows=rows, **settings)

@@ -84,7 +84,7 @@ def careless_child(node: ast.AST) -> str | None:
         is_safe = len(node.args) > 1 and ast.unparse(node.args[1]) == "'-P'"
         return None if is_safe else "Python without -P"
     is_start = name.startswith("subprocess.") and name.rpartition(".")[2] in ("Popen", *RUNS)
-    if is_start or name.rpartition(".")[2] in ("create_subprocess_exec", "create_subprocess_shell"):
+    if is_start or name.rpartition(".")[2] in ("start_process", "create_subprocess_exec", "create_subprocess_shell"):
         return None if has(node, "start_new_session") else "no session of its own"
     return name if name in ("os.system", "os.popen", "os.spawnv") else None
 
@@ -126,6 +126,7 @@ EXCEPTIONS = {
     "trackers.base._make_next": OWN_THREAD,
     "trackers.services.TrackioCallback.setup": NO_WAIT + "a context variable",
     "trainer.Trainer._finalize_training: wait": "the writer of a checkpoint, whose data would be lost",
+    "trainer.Trainer._load_rng_state: wait": "the writer of a checkpoint, whose data would be lost",
     "trainer.Trainer.push_to_hub": "the user asked to wait for it (blocking=True), as in transformers",
 }
 CHILDREN: dict[str, str] = {}  # where a child has no session of its own, or modules of the directory -> why
@@ -201,6 +202,7 @@ def test_the_law_leaves(code: str) -> None:
     "code",
     [
         "subprocess.Popen(words)",
+        "start_process(words)",
         "subprocess.run(words, timeout=5)",
         "[sys.executable, '-m', 'pip']",
         "run(sys.executable, '-m', 'pip')",

@@ -50,7 +50,8 @@ def test_a_command_that_dies_after_the_wait_for_it_is_reaped(monkeypatch: pytest
 @pytest.mark.process
 def test_a_worker_that_is_forked_meanwhile_does_not_hold_up_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """A start waits for the end of a pipe, and a process that is forked then would have it for as long as it lives."""
-    begins, has_forked = threading.Event(), threading.Event()
+    begins = threading.Event()
+    has_forked = threading.Event()
     original: Any = subprocess._fork_exec  # type: ignore[attr-defined]
 
     def fork_exec(*args: Any) -> Any:
