@@ -1181,7 +1181,7 @@ class Trainer:
             checkpoint: folder of the checkpoint; None changes nothing.
         """
         if checkpoint is not None:
-            self._trainwright.services.writer.wait()  # a save that was made up for replaces this very checkpoint
+            self._trainwright.services.writer.wait()  # a pending save may be replacing this checkpoint
             resume.load_rng(
                 self._trainwright.run.opened(checkpoint),
                 rank=self._trainwright.services.engine.replica,

@@ -126,7 +126,7 @@ EXCEPTIONS = {
     "trackers.base._make_next": OWN_THREAD,
     "trackers.services.TrackioCallback.setup": NO_WAIT + "a context variable",
     "trainer.Trainer._finalize_training: wait": "the writer of a checkpoint, whose data would be lost",
-    "trainer.Trainer._load_rng_state: wait": "the writer of a checkpoint, whose data would be lost",
+    "trainer.Trainer._load_rng_state: wait": "the writer of the checkpoint that is read, whose data would be lost",
     "trainer.Trainer.push_to_hub": "the user asked to wait for it (blocking=True), as in transformers",
 }
 CHILDREN: dict[str, str] = {}  # where a child has no session of its own, or modules of the directory -> why

@@ -321,7 +321,7 @@ class Run:
         self._has_own_schedule = is_own
         self.resumed.checkpoint = checkpoint
         epoch, batches = start
-        self.progress.begin_epoch(epoch, batches_done=batches)  # what is saved before the first step has this position
+        self.progress.begin_epoch(epoch, batches_done=batches)  # of a save before the first step
         self.start = Start(
             epoch=epoch,
             batches=batches,

@@ -134,7 +134,7 @@ class ExportProof:
 
     @property
     def _trained_in(self) -> str:
-        """Returns what stands behind the type of the weights if the base was trained on in few bits."""
+        """Returns the note on the type of the weights if the base was quantized during training."""
         return f", trained in {self.trained_dtype}" if " and " in self.trained_dtype else ""
 
     def refusal(self, folder: Path) -> str:

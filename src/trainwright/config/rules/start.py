@@ -325,7 +325,7 @@ def workers_have_room_for_sockets(args: Arguments, facts: RunFacts) -> str | Non
         return None
     return (
         f"dataloader_num_workers={args.dataloader_num_workers} sends tensors by sockets below the temporary directory, "
-        f"whose path has {length} bytes, with room for {LONGEST_TEMPORARY_PATH}: the first batch will not come. "
+        f"whose path is {length} bytes long; at most {LONGEST_TEMPORARY_PATH} fit, so no batch arrives. "
         "Set TMPDIR to a shorter path, such as /tmp."
     )
 
