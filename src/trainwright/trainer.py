@@ -2296,7 +2296,11 @@ class Trainer:
         Args:
             output_dir: directory of the checkpoint.
         """
-        Trainer._checkpointer(self).write_random_states(self._trainwright.run, Path(output_dir))
+        run = self._trainwright.run
+        if not run.resumed.has_random_states:
+            # a callback saves before the first batch, at which they are restored
+            run.restore_random_states(self)
+        Trainer._checkpointer(self).write_random_states(run, Path(output_dir))
 
     def save_state(self) -> None:
         """Writes `trainer_state.json` to the output directory."""

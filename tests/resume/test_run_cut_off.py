@@ -170,6 +170,42 @@ def test_the_save_that_is_made_up_for_has_the_position_too(name: str, kind: str,
     assert differing(weights(again.model), weights(whole.model)) == {}
 
 
+@pytest.mark.parametrize(
+    ("event", "kind"),
+    [
+        ("on_train_begin", "list"),
+        ("on_train_begin", "augmented-stream"),
+        ("on_train_begin", "own loader"),
+        ("on_epoch_begin", "masked-columns"),
+        ("on_epoch_begin", "three epochs"),
+    ],
+)
+def test_a_callback_may_save_before_the_first_batch(event: str, kind: str, tmp_path: Path) -> None:
+    """It draws numbers before, and the run is killed right after."""
+    parts = {"save_strategy": "steps", "save_steps": 2, "learning_rate": 0.05}
+
+    def made(folder: str, callbacks: Any = ()) -> Any:
+        return make_trainer(tmp_path / folder, callbacks=[*callbacks], **{**parts, **SAVED_AGAIN[kind]()})
+
+    def save(*_: Any, **__: Any) -> None:
+        torch.rand(1)
+        random.random()
+        resumed._save_checkpoint(resumed.model, None)
+        raise Broken
+
+    whole = made("whole")
+    whole.train()
+    made("cut", [StopAt(2)]).train()
+    callback = TrainerCallback()
+    setattr(callback, event, save)
+    resumed = made("cut", [callback])
+    with pytest.raises(Broken):
+        resumed.train(resume_from_checkpoint=True)
+    again = made("cut")
+    again.train(resume_from_checkpoint=True)
+    assert differing(weights(again.model), weights(whole.model)) == {}
+
+
 def test_a_resume_reads_nothing_of_a_checkpoint_that_its_first_save_replaces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,7 @@ from trainwright.config.plans import StepPlan
 from trainwright.errors import ExtensionError, TrainwrightError
 from trainwright.loop.setup import Setup, Start
 from trainwright.state.progress import Progress
+from trainwright.support.hooks import TrainHooks
 
 Evaluate: TypeAlias = Callable[[str], dict[str, float]]
 Mark = Any  # each extension has its own kind of mark, read only by its `rewind`
@@ -71,6 +72,9 @@ class Run(Protocol):
 
     def follow_groups(self, optimizer: Any, scheduler: Any) -> None:
         """Extends the schedule to the parameter groups that the optimizer got since the last step."""
+
+    def restore_random_states(self, hooks: TrainHooks) -> None:
+        """Restores the random states of the checkpoint from which the run continues, if there is one."""
 
     def end_pass(self, epoch: int) -> None:
         """Counts an epoch of unknown or wrong length that turned out to be over after its last step."""

@@ -150,13 +150,12 @@ def epoch_after(run: Run, window: Window, epoch: int) -> float:
 def iterate_batches(run: Run, hooks: TrainHooks, epoch: int) -> Iterator[Batch]:
     """Yields the batches of an epoch. At the position of a resume, saved random states are restored."""
     loader = run.setup.loader
-    checkpoint = run.start.checkpoint
-    if checkpoint is None or epoch != run.start.epoch:
+    if run.start.checkpoint is None or epoch != run.start.epoch:
         return loader.epoch(epoch)
     if run.start.batches == 0:
-        hooks._load_rng_state(checkpoint)
+        run.restore_random_states(hooks)
         return loader.epoch(epoch)
-    return loader.epoch(epoch, skip_batches=run.start.batches, after_first=lambda: hooks._load_rng_state(checkpoint))
+    return loader.epoch(epoch, skip_batches=run.start.batches, after_first=lambda: run.restore_random_states(hooks))
 
 
 def windows(run: Run, hooks: TrainHooks, epoch: int, skipped: int) -> Iterator[Window]:
@@ -275,7 +274,7 @@ def save_before_raising(run: Run, hooks: TrainHooks, error: Exception) -> None:
 
 def run_pending_evaluation(run: Run, hooks: TrainHooks) -> None:
     """Runs the evaluation and the save that the checkpoint's run had not done when it was interrupted."""
-    hooks._load_rng_state(run.start.checkpoint)  # an evaluation may draw from the states after the last step
+    run.restore_random_states(hooks)  # an evaluation may draw from the states after the last step
     run.progress.control.should_evaluate = True
     run.progress.control.should_save = run.start.owes_save
     run.progress.evaluation.load(run.start.evaluated_parts, run.progress.control)

@@ -42,7 +42,7 @@ from trainwright.state.progress import Progress
 from trainwright.state.throughput import FlopEstimator
 from trainwright.state.trainer_state import TrainerControl, TrainerState
 from trainwright.support import model_modes
-from trainwright.support.hooks import Events
+from trainwright.support.hooks import Events, TrainHooks
 from trainwright.support.log_handler import each_warning_once
 from trainwright.support.loss_normalization import ITEM_SCALE, LossOutput, LossRule, LossScaling, stands_in
 from trainwright.support.replaced import current
@@ -80,6 +80,7 @@ class Resumed:
         changes: differences between them and the arguments of this run, as lines.
         note: the effects of resuming with another batch size, in words.
         pending_actions: what the run of the checkpoint was about to do.
+        has_random_states: the checkpoint's random states were restored, or there is none.
     """
 
     checkpoint: Checkpoint | None = None
@@ -88,6 +89,7 @@ class Resumed:
     changes: list[str] = field(default_factory=list)
     note: str = ""
     pending_actions: PendingActions = field(default_factory=PendingActions)
+    has_random_states: bool = True
 
 
 class Run:
@@ -320,6 +322,7 @@ class Run:
         self._fresh_plan = fresh_plan
         self._has_own_schedule = is_own
         self.resumed.checkpoint = checkpoint
+        self.resumed.has_random_states = checkpoint is None
         epoch, batches = start
         self.progress.begin_epoch(epoch, batches_done=batches)  # of a save before the first step
         self.start = Start(
@@ -350,6 +353,11 @@ class Run:
             self._late_parameters = late_parameters.LateParameters(model, reaches_new=engine.averages_new_parameters)
         if self.setup.smaller_batches is not None:
             parts["events"].makes_room = partial(self.setup.smaller_batches.makes_room, self.progress)
+
+    def restore_random_states(self, hooks: TrainHooks) -> None:
+        """Restores the random states of the checkpoint from which the run continues, if there is one."""
+        hooks._load_rng_state(self.start.checkpoint)
+        self.resumed.has_random_states = True
 
     # -- a changed number of steps -------------------------------------------------------------------------------------
 
