@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers.optimization import Adafactor, AdafactorSchedule
 
-from trainwright import TrainingArguments
+from trainwright import Trainer, TrainingArguments
 
+from .._support.small import make_trainer, module
 from .bench import Bench, StopAt
 
 START = ("batch", "length", "optimizer", "schedule", "settings", "resumes")
@@ -55,6 +59,56 @@ def test_the_plan_of_a_run_by_steps(bench: Bench) -> None:
     assert "metric_for_best_model='loss'" in lines[4]
     assert "hub_token" not in lines[4], "a warning says that it has no effect"
     assert "greater_is_better" not in lines[4], "it follows from the metric"
+
+
+def constant(optimizer: torch.optim.Optimizer) -> Any:
+    return torch.optim.lr_scheduler.ConstantLR(optimizer, factor=0.1)
+
+
+class MakesRmsprop(Trainer):
+    def create_optimizer(self, model: Any = None) -> Any:
+        self.optimizer = torch.optim.RMSprop(self.model.parameters(), lr=0.2)
+        return self.optimizer
+
+
+class MakesSchedule(Trainer):
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        self.lr_scheduler = constant(self.optimizer)
+        return self.lr_scheduler
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        ({"cls": MakesRmsprop}, "RMSprop, learning rate 0.2, linear after 0 warm-up steps"),
+        ({"cls": MakesSchedule}, "adamw_torch_fused, learning rate 0.1, ConstantLR"),
+        (
+            {"optimizer_cls_and_kwargs": (torch.optim.NAdam, {"lr": 0.3})},
+            "NAdam, learning rate 0.3, linear after 0 warm-up steps",
+        ),
+        ({"groups": (0.1, 0.1), "schedule": constant}, "SGD, learning rate 0.1, ConstantLR"),
+        ({"groups": (0.1, 0.01)}, "SGD, learning rates 0.01 to 0.1, linear after 0 warm-up steps"),
+        ({"finds_rate": True}, "Adafactor, AdafactorSchedule"),
+    ],
+)
+def test_the_plan_names_the_optimizer_that_trains(
+    parts: dict[str, Any], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = module()
+    optimizers = {}
+    if "groups" in parts:
+        groups = [{"params": [p], "lr": parts["groups"][i % 2]} for i, p in enumerate(model.parameters())]
+        optimizer: Any = torch.optim.SGD(groups)
+        optimizers["optimizers"] = (optimizer, parts["schedule"](optimizer) if "schedule" in parts else None)
+    if "finds_rate" in parts:
+        optimizer = Adafactor(model.parameters(), warmup_init=True)
+        optimizers["optimizers"] = (optimizer, AdafactorSchedule(optimizer))
+    given = {name: value for name, value in parts.items() if name not in ("groups", "schedule", "finds_rate")}
+    trainer = make_trainer(tmp_path, model=model, learning_rate=0.1, log_level="warning", **optimizers, **given)
+    for _ in range(2):
+        trainer.train()
+        (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("optimizer")]
+        assert line == f"optimizer {expected}, on cpu in full precision"
 
 
 @pytest.mark.parametrize(

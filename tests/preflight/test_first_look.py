@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from transformers.optimization import Adafactor, AdafactorSchedule
 
 from trainwright import Trainer, TrainerCallback
 
@@ -127,6 +128,30 @@ def test_a_training_says_what_it_sees_and_goes_on(name: str, tmp_path: Path, cap
         trainer.train()
     assert len([line for line in warned(caplog) if line.startswith(f"{name}: ")]) == 1
     assert trainer.state.global_step > 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_warnings"),
+    [
+        ({"learning_rate": 0.0}, 1),
+        ({"learning_rate": 0.1, "warmup_steps": 2}, 0),
+        ({"learning_rate": 0.0, "lr_groups": {"head": 0.1}}, 0),
+    ],
+)
+def test_a_learning_rate_of_zero_is_named(
+    settings: dict[str, Any], num_warnings: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not a rate of zero at the beginning of a warm-up, or of some of the parameters."""
+    make_trainer(tmp_path, log_level="warning", **settings).train()
+    assert len([line for line in warned(caplog) if "learning rate is 0" in line]) == num_warnings
+
+
+def test_an_optimizer_that_finds_its_rate_is_not_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = models.seeded(models.ReturnsDict)
+    optimizer = Adafactor(model.parameters(), warmup_init=True)
+    optimizers = (optimizer, AdafactorSchedule(optimizer))
+    make_trainer(tmp_path, model=model, optimizers=optimizers, log_level="warning").train()
+    assert not any("learning rate is 0" in line for line in warned(caplog))
 
 
 @pytest.mark.parametrize("name", ["masked_labels", "padding", "gradients", "in_the_optimizer", "effective_batch"])

@@ -196,12 +196,15 @@ def run_summary(
     device: Any,
     num_replicas: int,
     batch_size: int | None = None,
+    optimizer: str = "",
+    schedule: str = "",
     idle: Collection[str] = (),
 ) -> list[str]:
     """Returns a line each for batch, length, optimizer and schedule, and a line for other non-default settings.
 
-    `batch_size` is the number of samples in a micro-batch of a device; None if the arguments give it. `idle` are
-    settings without effect, of which a warning was shown.
+    `batch_size` is the number of samples in a micro-batch of a device; None if the arguments give it. `optimizer` and
+    `schedule` describe those that the arguments do not name. `idle` are settings without effect, of which a warning was
+    shown.
     """
     size = _batch(args)
     num_samples = plan.total_batch_size
@@ -210,8 +213,9 @@ def run_summary(
         num_samples = batch_size * plan.micro_batches * num_replicas * max(args.n_gpu, 1)
     total = f"{', about' if batching_fields(args) else ' ='} {counted(num_samples, 'sample')} a step"
     batch = f"{size} per device x {plan.micro_batches} accumulated x {_replicas(args, num_replicas)}{total}"
-    warmup = f"{counted(args.get_warmup_steps(plan.max_steps), 'warm-up step')}, on {device}"
-    lines = _lines(args, batch=batch, length=_length(args, plan), warmup=warmup, steps=state)
+    warmup = counted(args.get_warmup_steps(plan.max_steps), "warm-up step")
+    updates = f"{optimizer or _optimizer(args)}, {schedule or _lr_schedule(args, warmup)}, on {device}"
+    lines = _lines(args, batch=batch, length=_length(args, plan), updates=updates, steps=state)
     summarized = {name for name, one in SETTINGS.items() if one.summarized} | set(idle)
     summarized |= _derived(cast("DataclassInstance", args))
     kind: type = type(args)
@@ -226,13 +230,33 @@ def run_summary(
     return lines
 
 
-def _lines(args: Arguments, *, batch: str, length: str, warmup: str, steps: Any) -> list[str]:
+def _optimizer(args: Arguments) -> str:
+    return f"{word(args.optim)}, learning rate {args.learning_rate:g}"
+
+
+def _lr_schedule(args: Arguments, warmup: str) -> str:
+    return f"{word(args.lr_scheduler_type)} after {warmup}"
+
+
+def own_optimizer(optimizer: Any, *, has_own_schedule: bool) -> str:
+    """Returns the optimizer of a user in words: its class, and the rates from which the schedule starts, if known."""
+    groups = getattr(optimizer, "param_groups", ())
+    found = [group.get("initial_lr", None if has_own_schedule else group.get("lr")) for group in groups]
+    rates = sorted({float(rate) for rate in found if rate is not None})
+    name = type(optimizer).__name__
+    if not rates:
+        return name
+    if len(rates) == 1:
+        return f"{name}, learning rate {rates[0]:g}"
+    return f"{name}, learning rates {rates[0]:g} to {rates[-1]:g}"
+
+
+def _lines(args: Arguments, *, batch: str, length: str, updates: str, steps: Any) -> list[str]:
     precision = "full precision" if args.mixed_precision == "no" else f"{args.mixed_precision} autocast"
     return [
         f"batch     {batch}",
         f"length    {length}",
-        f"optimizer {word(args.optim)}, learning rate {args.learning_rate:g}, {word(args.lr_scheduler_type)} after "
-        f"{warmup} in {precision}",
+        f"optimizer {updates} in {precision}",
         f"schedule  {', '.join(f'{verb} {_schedule(args, steps, name)}' for verb, name in VERBS)}",
     ]
 
@@ -253,11 +277,12 @@ def arguments_summary(args: Arguments) -> list[str]:
     batch = (
         f"{_batch(args)} per device x {micro_batches} accumulated x {processes}{'' if batching_fields(args) else total}"
     )
-    warmup = f"{counted(args.warmup_steps, 'warm-up step')},"
+    warmup = counted(args.warmup_steps, "warm-up step")
     if 0 < args.warmup_steps < 1:
-        warmup = f"a warm-up of {args.warmup_steps:g} of all steps,"
+        warmup = f"a warm-up of {args.warmup_steps:g} of all steps"
     length = counted(args.max_steps, "step") if args.max_steps > 0 else counted(args.num_train_epochs, "epoch")
-    return _lines(args, batch=batch, length=length, warmup=warmup, steps=args)
+    updates = f"{_optimizer(args)}, {_lr_schedule(args, warmup)},"
+    return _lines(args, batch=batch, length=length, updates=updates, steps=args)
 
 
 def _batch(args: Arguments) -> str:

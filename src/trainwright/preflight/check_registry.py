@@ -133,6 +133,7 @@ class CheckFacts:
     device: torch.device
     processing_class: object = None
     optimizer: Optimizer | None = None
+    has_own_schedule: bool = False  # the learning rates are those of a schedule of the user
     plan: StepPlan | None = None
     batches: Sequence[Batch] | None = None  # micro-batches of the first step, as the collator made them
     rows: Rows | None = None  # rows of the training data

@@ -53,7 +53,7 @@ def _suspects(named: list[tuple[str, nn.Parameter]]) -> list[tuple[str, nn.Param
     return [one for one, is_finite in zip(named, flags, strict=True) if not is_finite]
 
 
-@check(when="start", needs=("optimizer",), about="trainable parameters that the optimizer does not have")
+@check(when="start", needs=("optimizer",), about="trainable parameters that no rate trains")
 def in_the_optimizer(facts: CheckFacts) -> Iterator[Finding]:
     assert facts.optimizer is not None  # `needs` it
     held = {id(p) for group in facts.optimizer.param_groups for p in group["params"]}
@@ -69,6 +69,10 @@ def in_the_optimizer(facts: CheckFacts) -> Iterator[Finding]:
             f"{counted(len(missing), 'trainable parameter')} not in the optimizer, so not trained: {some(missing)}.",
             "Put them into a group, or freeze them with requires_grad_(False) to save their gradients.",
         )
+    # A schedule may begin at 0, so what counts is from where it starts; a schedule of the user may set any rate later.
+    rates = [group.get("initial_lr", group.get("lr")) for group in facts.optimizer.param_groups]
+    if rates and all(rate == 0 for rate in rates) and not facts.has_own_schedule:
+        yield warning("The learning rate is 0, so no weight changes.", "Set learning_rate.")
     if not trainable:
         said = "No parameter is trainable: all have requires_grad=False."
         cure = "Unfreeze the head, or add an adapter."

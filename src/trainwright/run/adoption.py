@@ -120,6 +120,10 @@ class Adoption:
             self._scheduler = refer(trainer.lr_scheduler)
             self._scheduled = refer(trainer.optimizer)
 
+    def has_made(self, optimizer: Optimizer) -> bool:
+        """Returns whether the optimizer is one that the trainer's methods have made, not one that it was given."""
+        return optimizer is self._optimizer()
+
     def drop_stale(self, trainer: AnyTrainer, engine: Engine) -> None:
         """Removes an optimizer that a trainer made for another model, and its schedule; its hooks make new ones."""
         optimizer = trainer.optimizer

@@ -38,14 +38,16 @@ def log_run_header(
     loss_note: str,
     changed_args: Iterable[object],
     begins_branch: bool = False,
+    has_own_optimizer: bool = False,
+    has_own_schedule: bool = False,
 ) -> None:
     """Shows the effective plan when training starts, and reports once which settings have no effect.
 
     `note` describes the effects of resuming with another batch size, `loss_note` a division of the loss that differs
     from transformers, `changed_args` the differences from the resumed checkpoint, as lines. `begins_branch`: the
-    checkpoint is another run's.
+    checkpoint is another run's. `has_own_optimizer`, `has_own_schedule`: the arguments do not name it.
     """
-    from trainwright.config.summary import run_summary
+    from trainwright.config.summary import own_optimizer, run_summary
     from trainwright.optim.own_optimizers import muon_lines
 
     idle: set[str] = set()
@@ -59,7 +61,23 @@ def log_run_header(
     if logger.isEnabledFor(logging.WARNING if args.should_log else logging.INFO):  # they are then shown
         number = engine.num_replicas
         size = _batch_size_in_force(args, loader, state, num_replicas=number)
-        summary = run_summary(args, plan, state, device=engine.device, num_replicas=number, batch_size=size, idle=idle)
+        optimizer = ""
+        schedule = ""
+        if has_own_optimizer:
+            optimizer = own_optimizer(run.setup.optimizer, has_own_schedule=has_own_schedule)
+        if has_own_schedule:
+            schedule = type(run.setup.scheduler).__name__
+        summary = run_summary(
+            args,
+            plan,
+            state,
+            device=engine.device,
+            num_replicas=number,
+            batch_size=size,
+            optimizer=optimizer,
+            schedule=schedule,
+            idle=idle,
+        )
         lines = [*summary, *lines]
     lines += muon_lines(run.setup.optimizer, run.setup.model)
     if loss_note:

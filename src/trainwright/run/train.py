@@ -253,6 +253,8 @@ def begin_training(
         loss_note=loss_rules.loss_note(trainer.model, args, run),
         changed_args=run.resumed.changes,
         begins_branch=run.resumed.begins_branch,
+        has_own_optimizer=has_own_optimizer(trainer),
+        has_own_schedule=trainer.lr_scheduler is not None and not trainer._created_lr_scheduler,
     )
     if check_evaluation(trainer, ignore_keys):
         console.show_lines(args, [CHECKED_METRICS])
@@ -270,6 +272,13 @@ def begin_training(
         internals.open_repository()
     services.uploads.take_up()
     run.has_begun = True
+
+
+def has_own_optimizer(trainer: AnyTrainer) -> bool:
+    """Returns whether a trainer's optimizer need not be the one that its arguments name."""
+    makes_another = is_overridden(trainer, "create_optimizer", "get_optimizer_cls_and_kwargs")
+    is_made = Internals(trainer).services.adoption.has_made(trainer.optimizer)
+    return makes_another or not is_made or trainer.optimizer_cls_and_kwargs is not None
 
 
 def plan_run(trainer: AnyTrainer, args: Any, checkpoint: Checkpoint | None) -> None:
