@@ -79,8 +79,9 @@ OWN_CHECKPOINTS = Correction(
 NO_BATCH = Correction("epochs without a batch", "has `sys.maxsize` epochs in its state")
 HALF_AFTER = Correction("half precision after an evaluation", "leaves the model in half precision")
 GENERATION = Correction("generation_config beside model_init", "with `model_init`, `generation_config` is lost")
-CACHE = Correction("use_cache beside model_init", "has not the `use_cache` of the arguments, but its own")
+CACHE = Correction("use_cache beside model_init", "has its own `use_cache`")
 INPUTS = Correction("inputs that no metric asks for", '`include_for_metrics=["inputs"]` without `compute_metrics`')
+START = Correction("no start at a resume", "with `eval_on_start`, each resume evaluates once more")
 SEQ2SEQ = Correction("an optimizer's class for Seq2SeqTrainer", "`Seq2SeqTrainer` takes no `optimizer_cls_and_kwargs`")
 TWO_MODELS = Correction(
     "model_init beside optimizers", "`model_init` together with `optimizers` ends in a `RuntimeError`"
@@ -320,6 +321,12 @@ class Corrected(Differs):
             return start
         self.used[FINISHED] += 1
         return num_epochs, 0
+
+    def _evaluate(self, trial: Any, ignore_keys: Any, skip_scheduler: bool = False) -> Any:
+        if skip_scheduler and self.state.global_step > 0:  # only the evaluation of `eval_on_start` skips the scheduler
+            self.used[START] += 1
+            return None
+        return super()._evaluate(trial, ignore_keys, skip_scheduler)
 
     def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
         with self._whole_evaluation():

@@ -18,6 +18,7 @@ from transformers.trainer_callback import TrainerState
 import trainwright
 from trainwright.config.behaviour import differences
 
+from .._support.small import StopAt
 from ..data.test_epochs import Turns
 from . import data, models
 from .fuzz_sides import OURS, OURS_SEQ2SEQ, PLAIN, PLAIN_SEQ2SEQ, REPRODUCING, REPRODUCING_SEQ2SEQ, Facts, run
@@ -118,6 +119,7 @@ ALSO = (
     "`compute_metrics` is called by evaluations",
     "a pass that ends before the `len()`",
     "with `dataloader_persistent_workers`",
+    "with `eval_on_start`, each resume",
     "early stopping ignores NaN",
     "random draws in a worker process",
     "workers that persist keep the epoch",
@@ -173,6 +175,40 @@ def test_each_difference_that_is_restored_is_compared() -> None:
     restored = [f"**{one.title}**" if one.title else one.original for one in differences()]
     assert all(sum(text.startswith(name) for name in compared) == 1 for text in restored)
     assert len(restored) == len(compared)
+
+
+@pytest.mark.framework
+@pytest.mark.parametrize("as_original", [True, False])
+def test_a_resume_evaluates_at_its_start_as_with_the_original(as_original: bool, tmp_path: Path) -> None:
+    """That evaluation counts for early stopping: with it, the resumed run ends two steps earlier."""
+    settings = {
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "max_steps": 12,
+        "eval_on_start": True,
+        "learning_rate": 0.0,
+        "metric_for_best_model": "loss",
+        "load_best_model_at_end": True,
+        "use_cpu": True,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "log_level": "error",
+    }
+    restored = {"restore_callback_states_from_checkpoint": True}
+    ends = {}
+    for side in (PLAIN, REPRODUCING if as_original else OURS):
+        kind = {"transformers": transformers, "trainwright": trainwright}[side.name]
+        for part in ("cut", "cut again"):
+            arguments = side.arguments(output_dir=str(tmp_path / side.name), **settings, **restored)
+            stops = [kind.EarlyStoppingCallback(4)] + [StopAt(4)] * (part == "cut")
+            model = models.seeded(models.ReturnsDict)
+            parts = {"train_dataset": data.vectors(12), "eval_dataset": data.vectors(4), "callbacks": stops}
+            trainer = kind.Trainer(model=model, args=arguments, **parts)
+            trainer.train(resume_from_checkpoint=True if part == "cut again" else None)
+        ends[side.name] = trainer.state.global_step
+    assert ends == {"transformers": 8, "trainwright": 8 if as_original else 10}
 
 
 @pytest.mark.process

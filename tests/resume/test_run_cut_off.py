@@ -62,6 +62,13 @@ EVALUATED: dict[str, dict[str, Any]] = {
     "by-steps": {"eval_strategy": "steps", "eval_steps": 3, "save_strategy": "steps", "save_steps": 6},
     "by-steps-with-a-save": {"eval_strategy": "steps", "eval_steps": 6, "save_strategy": "steps", "save_steps": 6},
     "by-epoch": {"eval_strategy": "epoch", "save_strategy": "epoch"},
+    "on-start": {
+        "eval_on_start": True,
+        "eval_strategy": "steps",
+        "eval_steps": 3,
+        "save_strategy": "steps",
+        "save_steps": 6,
+    },
     "best": {
         "eval_strategy": "steps",
         "eval_steps": 3,

@@ -126,6 +126,12 @@ class Behaviour:
             ours="it trains none",
         )
     )
+    resume_is_no_start_to_evaluate: bool = _corrects(
+        BehaviourDifference(
+            original="with `eval_on_start`, each resume evaluates once more, which counts for early stopping",
+            ours="only a run that begins evaluates at its start",
+        )
+    )
     resume_continues_at_data_position: bool = _corrects(_DRAWS_OF_A_RESUME, _PASSES_OF_A_RESUME)
     resumed_stream_must_reach_position: bool = _corrects(_PASSES_OF_A_RESUME)
     keeps_eval_loader_per_dataset: bool = _corrects(
@@ -232,7 +238,7 @@ class Behaviour:
     )
     evaluation_restores_precision: bool = _corrects(
         BehaviourDifference(
-            original="an evaluation with `bf16_full_eval` leaves the model in half precision",
+            original="`evaluate()` or `predict()` with `bf16_full_eval` leaves the model in half precision",
             ours="the weights are as before",
         )
     )
@@ -244,10 +250,13 @@ class Behaviour:
     )
     configures_new_models: bool = _corrects(
         BehaviourDifference(
-            original="with `model_init`, `generation_config` is lost when training begins, and the model has not the "
-            "`use_cache` of the arguments, but its own",
-            ours="each new model has both",
-        )
+            original="with `model_init`, `generation_config` is lost when training begins",
+            ours="each new model has it",
+        ),
+        BehaviourDifference(
+            original="with `model_init`, the model that is trained has its own `use_cache`",
+            ours="that of the arguments",
+        ),
     )
     autocasts_fp16_on_cpu: bool = _corrects(
         BehaviourDifference(

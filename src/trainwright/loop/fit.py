@@ -47,7 +47,7 @@ def epochs(run: Run, hooks: TrainHooks, *, eval_on_start: bool = False) -> Itera
     progress = run.progress
     setup.engine.zero_grad(setup.model)
     setup.events.fire("on_train_begin", progress)
-    if eval_on_start:
+    if eval_on_start and (run.start.checkpoint is None or not setup.behaviour.resume_is_no_start_to_evaluate):
         hooks._evaluate(setup.trial, setup.ignore_keys_for_eval, skip_scheduler=True)
     if run.start.owes_evaluation:
         run_pending_evaluation(run, hooks)
