@@ -213,6 +213,30 @@ def test_a_callback_may_save_before_the_first_batch(event: str, kind: str, tmp_p
     assert differing(weights(again.model), weights(whole.model)) == {}
 
 
+def masked(items: list[Any]) -> dict[str, torch.Tensor]:
+    """A batch with a random part of its inputs."""
+    batch = {name: torch.stack([torch.as_tensor(item[name]) for item in items]) for name in items[0]}
+    batch["x"] = batch["x"] * (torch.rand(batch["x"].shape) < 0.8)
+    return batch
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_of_evaluations_draw_the_same_after_a_resume(persistent: bool, tmp_path: Path) -> None:
+    settings = EVALUATED["by-steps-with-a-save"] | {
+        "data_collator": masked,
+        "dataloader_num_workers": 1,
+        "dataloader_persistent_workers": persistent,
+        "max_steps": 18,
+    }
+    whole = evaluated(tmp_path / "whole", **settings)
+    whole.train()
+    evaluated(tmp_path / "cut", callbacks=[StopAt(6)], **settings).train()
+    again = evaluated(tmp_path / "cut", **settings)
+    again.train(resume_from_checkpoint=True)
+    assert log_of(again) == log_of(whole)
+
+
 def test_a_resume_reads_nothing_of_a_checkpoint_that_its_first_save_replaces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

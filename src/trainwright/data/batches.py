@@ -262,11 +262,14 @@ class MarksSeed:
     Args:
         seed: base of the seeds.
         share: the process that these batches belong to.
+        has_epochs: False for an evaluation, whose batches have the same seeds each time.
     """
 
-    def __init__(self, seed: int, share: RankShare) -> None:
+    def __init__(self, seed: int, share: RankShare, *, has_epochs: bool = True) -> None:
         self._seed = seed
         self._share = share
+        self._has_epochs = has_epochs
 
     def __call__(self, batch: Indices, epoch: int, number: int) -> Indices:
-        return SeededIndices(batch, (self._seed, epoch, number * self._share.num_processes + self._share.rank))
+        place = number * self._share.num_processes + self._share.rank
+        return SeededIndices(batch, (self._seed, epoch if self._has_epochs else 0, place))

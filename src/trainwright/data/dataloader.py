@@ -107,7 +107,9 @@ def _stream_dataloader(
 
 
 def _indexed_dataloader(dataset: DatasetLike, plan: LoaderPlan, sampler: Any, collate: Collate) -> PreparedDataLoader:
-    seeds_workers = plan.is_training and plan.workers > 0 and plan.behaviour.sends_seed_and_epoch_to_workers
+    # Other workers of an evaluation are started anew, with a seed drawn for it.
+    outlive_it = plan.is_training or plan.persistent_workers
+    seeds_workers = plan.workers > 0 and outlive_it and plan.behaviour.sends_seed_and_epoch_to_workers
     share = _share(plan)
     drop_last = plan.drop_last
     rows = dataset
@@ -125,7 +127,7 @@ def _indexed_dataloader(dataset: DatasetLike, plan: LoaderPlan, sampler: Any, co
         rows = SeededItems(rows, plan.seed)
         collate = SeededCollator(collate)
     elif seeds_workers:
-        mark = MarksSeed(plan.seed, share)
+        mark = MarksSeed(plan.seed, share, has_epochs=plan.is_training)
     batches = EpochBatches(order, share.batch_size, drop_last=drop_last, share=share, mark=mark)
     may_lose_samples = plan.is_training and order.exclusion is Exclusion.SMALLER_BATCHES
     is_shared = plan.num_processes > 1 or may_lose_samples  # there may be filler batches
