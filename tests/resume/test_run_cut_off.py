@@ -213,6 +213,40 @@ def test_a_callback_may_save_before_the_first_batch(event: str, kind: str, tmp_p
     assert differing(weights(again.model), weights(whole.model)) == {}
 
 
+@pytest.mark.parametrize("place", ["on_prediction_step", "compute_metrics"])
+def test_a_checkpoint_saved_in_an_evaluation_has_the_states_of_training(place: str, tmp_path: Path) -> None:
+    settings = {"eval_strategy": "steps", "eval_steps": 3, "compute_metrics": lambda _: {}}
+    whole = evaluated(tmp_path / "whole", **settings)
+    whole.train()
+
+    def save(*_: Any, **__: Any) -> dict[str, float]:
+        if cut.state.global_step == 6 and not cut.control.should_training_stop:
+            torch.rand(1)
+            cut._save_checkpoint(cut.model, None)
+            cut.control.should_training_stop = True
+        return {}
+
+    callback = TrainerCallback()
+    setattr(callback, place, lambda *args, **kwargs: save() and None)
+    cut = evaluated(tmp_path / "cut", callbacks=[callback], **settings | {"compute_metrics": save})
+    cut.train()
+    again = evaluated(tmp_path / "cut", **settings)
+    again.train(resume_from_checkpoint=True)
+    assert differing(weights(again.model), weights(whole.model)) == {}
+
+
+@pytest.mark.parametrize("event", ["on_step_end", "on_substep_end", "on_pre_optimizer_step", "on_epoch_end"])
+def test_a_save_within_a_step_is_named(event: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    callback = TrainerCallback()
+    setattr(callback, event, lambda *args, **kwargs: trainer._save_checkpoint(trainer.model, None))
+    trainer = make_trainer(
+        tmp_path, callbacks=[callback], max_steps=2, gradient_accumulation_steps=2, log_level="warning"
+    )
+    trainer.train()
+    is_named = any("saved within step 1, so a resume" in record.getMessage() for record in caplog.records)
+    assert is_named is (event not in ("on_step_end", "on_epoch_end"))
+
+
 def masked(items: list[Any]) -> dict[str, torch.Tensor]:
     """A batch with a random part of its inputs."""
     batch = {name: torch.stack([torch.as_tensor(item[name]) for item in items]) for name in items[0]}

@@ -316,7 +316,15 @@ class Checkpointer:
         Processes that work on the same batches draw the same numbers, so they share one file.
         """
         of_loader, position = run.loader_states()
-        every = self.engine.gather_replica_objects((rng.capture() | of_loader, position))
+        progress = run.progress
+        if progress.step_under_way and progress.window.start is not None and self.args.should_save:
+            logger.warning(
+                "checkpoint-%d is saved within step %d, so a resume from it may end with other weights. To save a "
+                "finished step, set control.should_save=True, or save in on_step_end.",
+                progress.state.global_step,
+                progress.step_under_way,
+            )
+        every = self.engine.gather_replica_objects((rng.capture_of_training() | of_loader, position))
 
         def write(nothing: Any) -> None:
             for rank, (states, where) in enumerate(every):
