@@ -1984,6 +1984,7 @@ class Trainer:
     ) -> EvalLoopOutput:
         accept_older_signatures(self)
         train.follow_model(self)
+        checks.warn_long_socket_paths(dataloader)
         start_time = time.time()
         args = self.args
         engine = self._trainwright.services.engine
@@ -2233,6 +2234,9 @@ class Trainer:
         """
         self.store_flos()
         run = self._trainwright.run
+        if not run.resumed.has_random_states:
+            # A callback saves before the first batch, at which they are restored.
+            run.restore_random_states(self)
         checkpointer = Trainer._checkpointer(self)
         store = checkpointer.store(self._get_output_dir(trial), self.model)
         checkpointer.save(self, run, store, asynchronous=checkpointer.may_be_asynchronous(self, run))
@@ -2296,11 +2300,7 @@ class Trainer:
         Args:
             output_dir: directory of the checkpoint.
         """
-        run = self._trainwright.run
-        if not run.resumed.has_random_states:
-            # a callback saves before the first batch, at which they are restored
-            run.restore_random_states(self)
-        Trainer._checkpointer(self).write_random_states(run, Path(output_dir))
+        Trainer._checkpointer(self).write_random_states(self._trainwright.run, Path(output_dir))
 
     def save_state(self) -> None:
         """Writes `trainer_state.json` to the output directory."""

@@ -497,12 +497,6 @@ CAUTION = [
         "train_sampling_strategy='group_by_length' stream",
         ({"train_sampling_strategy": "group_by_length", "max_steps": 5}, {"is_stream": False}),
     ),
-    (
-        "workers_have_room_for_sockets",
-        ({"dataloader_num_workers": 1}, {"temporary_directory": "/" + 75 * "a"}),
-        "dataloader_num_workers=1 76 TMPDIR",
-        ({"dataloader_num_workers": 1}, {"temporary_directory": "/" + 70 * "a"}),
-    ),
 ]
 
 # rule: settings without effect, the nearest settings with one

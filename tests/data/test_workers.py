@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +14,10 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from trainwright import Trainer, get_last_checkpoint
+from trainwright import Trainer, TrainerCallback, get_last_checkpoint
 
 from .._support import forked
 from .._support.small import StopAt, data, differing, make_trainer, weights
@@ -224,3 +226,70 @@ def test_persistent_workers_of_an_own_loader_live_as_long_as_the_loader(tmp_path
     for worker in first:
         worker.join(20)
     assert set(multiprocessing.active_children()) - before == set()
+
+
+class Ends(Exception):
+    pass
+
+
+class EndsBeforeWorkers(Trainer):
+    """Ends where the first batch would be fetched, and has a training loader of the user's."""
+
+    own_workers = 0
+
+    def get_train_dataloader(self) -> Any:
+        if not self.own_workers:
+            return super().get_train_dataloader()
+        return DataLoader(self.train_dataset, batch_size=4, num_workers=self.own_workers)
+
+    def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
+        self.add_callback(RaisesAtBegin())
+        return super()._inner_training_loop(*args, **kwargs)
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        raise Ends
+
+
+class RaisesAtBegin(TrainerCallback):
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        raise Ends
+
+
+@pytest.mark.parametrize(
+    ("call", "workers", "own_workers", "length", "sharing", "num_warnings"),
+    [
+        ("train", 2, 0, 76, "file_descriptor", 1),
+        ("train", 0, 2, 76, "file_descriptor", 1),
+        ("evaluate", 2, 0, 76, "file_descriptor", 1),
+        ("predict", 2, 0, 76, "file_descriptor", 1),
+        ("train", 2, 0, 74, "file_system", 1),
+        ("train", 2, 0, 73, "file_system", 0),
+        ("train", 2, 0, 75, "file_descriptor", 0),
+        ("train", 0, 0, 90, "file_descriptor", 0),
+    ],
+)
+def test_a_temporary_directory_without_room_for_sockets_is_named(
+    call: str,
+    workers: int,
+    own_workers: int,
+    length: int,
+    sharing: str,
+    num_warnings: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Their batches would not come; torch says nothing."""
+    trainer = make_trainer(
+        tmp_path,
+        cls=EndsBeforeWorkers,
+        dataloader_num_workers=workers,
+        log_level="warning",
+        eval_dataset=data.vectors(8),
+    )
+    trainer.own_workers = own_workers
+    monkeypatch.setattr(tempfile, "tempdir", "/" + (length - 1) * "a")
+    monkeypatch.setattr(torch.multiprocessing, "get_sharing_strategy", lambda: sharing)
+    with pytest.raises(Ends):
+        getattr(trainer, call)(*[data.vectors(8)] * (call == "predict"))
+    assert len([one for one in caplog.records if "Set TMPDIR to a shorter path" in one.getMessage()]) == num_warnings

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -145,7 +144,6 @@ def rule_facts(plan: StepPlan, parts: Any, device: torch.device) -> RunFacts:
         has_compute_metrics=None if has_metrics else False,
         device_type=device.type,
         num_processes=parts.args.world_size,
-        temporary_directory=tempfile.gettempdir() if parts.args.dataloader_num_workers else None,
         supports_bf16=supports_bf16(device),
         supports_tf32=supports_tf32(device),
     )

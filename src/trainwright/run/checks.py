@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import reprlib
+import sys
+import tempfile
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
@@ -47,6 +49,13 @@ HOOKS_WITHOUT_EFFECT = {
 
 
 # Packages whose models, trainers and callbacks unfreeze nothing.
+# The path of a socket has 108 bytes on Linux and 104 elsewhere, with the zero at its end.
+LONGEST_SOCKET_PATH = 107 if sys.platform == "linux" else 103
+# What multiprocessing and torch put behind the temporary directory, by the way in which workers share tensors.
+SOCKET_NAMES = {
+    "file_descriptor": "/pymp-12345678/listener-12345678",
+    "file_system": "/torch-shm-dir-123456/manager.sock",
+}
 OF_LIBRARIES = {"peft", "transformers", "trainwright", "trl"}
 MAY_UNFREEZE = ("training_step", "compute_loss", "create_optimizer", "create_optimizer_and_scheduler")
 
@@ -324,6 +333,25 @@ def check_optimizer(optimizer: Any, held: Iterable[torch.Tensor], model: Model, 
         "or replaced. Make it from trainer.model.parameters(), or set trainer.optimizer and trainer.lr_scheduler to "
         "None: train() makes new ones."
     )
+
+
+def warn_long_socket_paths(dataloader: Any) -> None:
+    """Logs a warning if no batch can come from the workers of a dataloader: the paths of their sockets are too long."""
+    num_workers = getattr(dataloader, "num_workers", 0)
+    name = SOCKET_NAMES.get(torch.multiprocessing.get_sharing_strategy())
+    if not num_workers or name is None:
+        return
+    folder = tempfile.gettempdir()
+    length = len(os.fsencode(folder))
+    longest = LONGEST_SOCKET_PATH - len(name)
+    if length > longest:
+        logger.warning(
+            "%s of a dataloader sends tensors by a socket below the temporary directory, whose path is %d bytes long; "
+            "at most %d fit, so no batch arrives. Set TMPDIR to a shorter path, such as /tmp.",
+            "A worker" if num_workers == 1 else f"Each of the {num_workers} workers",
+            length,
+            longest,
+        )
 
 
 def warn_sparse_gradients(model: Model, optimizer: Any) -> None:

@@ -291,6 +291,7 @@ def plan_run(trainer: AnyTrainer, args: Any, checkpoint: Checkpoint | None) -> N
     for before_plan in run.extensions.before_plan:
         before_plan(run, dataloader)
     checks.check_has_batches(dataloader, args)
+    checks.warn_long_socket_paths(dataloader)
     plan = build.step_plan(args, trainer.set_initial_training_values(args, dataloader))
     console.check_run(args, build.rule_facts(plan, trainer, engine.device))
     loader = run.read_from(

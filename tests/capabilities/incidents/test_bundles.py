@@ -253,6 +253,28 @@ def test_the_bundle_of_an_error(flat: float, kind: str, tmp_path: Path, caplog: 
     assert f"Replay it with: trainwright replay {about['folder']}" in caplog.text
 
 
+class AlwaysRaises(Drops):
+    error = ZeroDivisionError
+
+    def forward(self, x: Any, labels: Any = None, constant: Any = None, flat: Any = None) -> Any:
+        raise self.error("whatever the sample")
+
+
+class IsNotImplemented(AlwaysRaises):
+    error = NotImplementedError
+
+
+@pytest.mark.parametrize(("cls", "size"), [(AlwaysRaises, BATCH), (IsNotImplemented, 1)])
+def test_an_error_of_every_sample_blames_none(
+    cls: type[AlwaysRaises], size: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(cls.error), caplog.at_level(logging.WARNING):
+        trained(tmp_path, model=doubles.model(cls), settings={"per_device_train_batch_size": size})
+    assert bad_names(only_one(tmp_path)) == []
+    assert "whatever the sample" in caplog.text
+    assert "quarantine" not in caplog.text
+
+
 def test_an_error_outside_of_a_step_has_no_bundle(tmp_path: Path) -> None:
     class RaisesLater(trainwright.TrainerCallback):
         def on_log(self, *args: Any, **kwargs: Any) -> None:

@@ -60,6 +60,8 @@ SMALLEST_CURE = (
 
 # bad steps of a run to investigate, so that a run in which every step is bad does not take twice as long
 MOST_LOOKED_AT = 20
+# Beginnings of the texts of errors that no other sample would have avoided.
+NO_ROWS_FAULT = ("ImportError", "ModuleNotFoundError", "NotImplementedError")
 HANG_TIMEOUT_S = 20.0  # for the bundle of a hang
 
 
@@ -282,6 +284,9 @@ class IncidentRecorder(Extension):
             seen.is_exact = is_known and (found.error == error if error else is_same)
             if not found.is_finite and found.error == error and not engine.holds_parts:
                 seen.rows = contents.bad_rows(self._hooks, self._run, self._model, window, error=found.error) or []
+                num_rows = sum(find_batch_size(batch) or 0 for batch in window.batches)
+                if len(seen.rows) == num_rows > 1 or error.startswith(NO_ROWS_FAULT):
+                    seen.rows = []  # what each sample does is not due to one of them
         finally:
             rng.restore(after)
             if engine.holds_parts:

@@ -43,7 +43,6 @@ class RunFacts:
     supports_bf16: bool | None = None
     supports_tf32: bool | None = None
     num_processes: int = 1
-    temporary_directory: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,6 @@ a rule is a warning, said once.
 
 from __future__ import annotations
 
-import os
-import sys
 from dataclasses import dataclass
 
 from trainwright._types import counted
@@ -26,9 +24,6 @@ OF_THE_BEST = (
     "load_best_model_at_end",
     "metric_for_best_model",
 )
-# A socket's path has 108 bytes on Linux and 104 elsewhere, with the zero at its end; multiprocessing adds
-# "/pymp-12345678/listener-12345678".
-LONGEST_TEMPORARY_PATH = (107 if sys.platform == "linux" else 103) - 32
 COMPUTED_BY_EVALUATION = ("loss", "runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 
 
@@ -316,18 +311,6 @@ def lengths_need_a_map(args: Arguments, facts: RunFacts) -> str | None:
             "which is read in its own order. Use 'random', or a dataset with a length."
         )
     return None
-
-
-@rule(Stage.WARNING, "dataloader_num_workers")
-def workers_have_room_for_sockets(args: Arguments, facts: RunFacts) -> str | None:
-    length = len(os.fsencode(facts.temporary_directory or ""))
-    if args.dataloader_num_workers == 0 or length <= LONGEST_TEMPORARY_PATH:
-        return None
-    return (
-        f"dataloader_num_workers={args.dataloader_num_workers} sends tensors by sockets below the temporary directory, "
-        f"whose path is {length} bytes long; at most {LONGEST_TEMPORARY_PATH} fit, so no batch arrives. "
-        "Set TMPDIR to a shorter path, such as /tmp."
-    )
 
 
 @rule(Stage.WARNING, "eval_strategy", "save_strategy", "load_best_model_at_end")
