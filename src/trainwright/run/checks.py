@@ -338,7 +338,7 @@ def check_optimizer(optimizer: Any, held: Iterable[torch.Tensor], model: Model, 
 def warn_long_socket_paths(dataloader: Any) -> None:
     """Logs a warning if no batch can come from the workers of a dataloader: the paths of their sockets are too long."""
     num_workers = getattr(dataloader, "num_workers", 0)
-    name = SOCKET_NAMES.get(torch.multiprocessing.get_sharing_strategy())
+    name = SOCKET_NAMES.get(torch.multiprocessing.get_sharing_strategy())  # type: ignore[no-untyped-call]
     if not num_workers or name is None:
         return
     folder = tempfile.gettempdir()
