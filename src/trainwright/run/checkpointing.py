@@ -170,6 +170,14 @@ class Checkpointer:
         for before_save in run.extensions.saving.before_save:
             before_save(run)
         step = run.progress.state.global_step
+        is_within_step = run.progress.step_under_way and run.progress.window.start is not None
+        if is_within_step and self.args.should_save:
+            logger.warning(
+                "checkpoint-%d is saved within step %d, so a resume from it may end with other weights. To save a "
+                "finished step, set control.should_save=True, or save in on_step_end.",
+                step,
+                step + 1,
+            )
         best = run.progress.state.best_global_step
         manifest = Manifest(step=step, run_id=run.run_id, world_size=self.args.world_size, cursor=run.cursor())
 
@@ -316,14 +324,6 @@ class Checkpointer:
         Processes that work on the same batches draw the same numbers, so they share one file.
         """
         of_loader, position = run.loader_states()
-        progress = run.progress
-        if progress.step_under_way and progress.window.start is not None and self.args.should_save:
-            logger.warning(
-                "checkpoint-%d is saved within step %d, so a resume from it may end with other weights. To save a "
-                "finished step, set control.should_save=True, or save in on_step_end.",
-                progress.state.global_step,
-                progress.step_under_way,
-            )
         every = self.engine.gather_replica_objects((rng.capture_of_training() | of_loader, position))
 
         def write(nothing: Any) -> None:
