@@ -81,6 +81,7 @@ HALF_AFTER = Correction("half precision after an evaluation", "leaves the model 
 GENERATION = Correction("generation_config beside model_init", "with `model_init`, `generation_config` is lost")
 CACHE = Correction("use_cache beside model_init", "has its own `use_cache`")
 INPUTS = Correction("inputs that no metric asks for", '`include_for_metrics=["inputs"]` without `compute_metrics`')
+AFTERWARDS = Correction("evaluations after training", "`EarlyStoppingCallback` also counts evaluations after training")
 START = Correction("no start at a resume", "with `eval_on_start`, each resume evaluates once more")
 SEQ2SEQ = Correction("an optimizer's class for Seq2SeqTrainer", "`Seq2SeqTrainer` takes no `optimizer_cls_and_kwargs`")
 TWO_MODELS = Correction(
@@ -107,6 +108,8 @@ CORRECTIONS = (
     GENERATION,
     CACHE,
     INPUTS,
+    AFTERWARDS,
+    START,
     SEQ2SEQ,
     TWO_MODELS,
     TWO_FAULTS,
@@ -241,6 +244,14 @@ class Differs:
         if safetensors.torch.load_file(file).keys() - self.model.state_dict().keys():
             self.model.load_state_dict(type(self.model).from_pretrained(checkpoint).state_dict())
             self.used[RENAMED] += 1
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        before = self.control.should_training_stop
+        metrics = super().evaluate(*args, **kwargs)
+        if not self.is_in_train and self.control.should_training_stop != before:
+            self.control.should_training_stop = before
+            self.used[AFTERWARDS] += 1
+        return metrics
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
         with self._token_rate():
