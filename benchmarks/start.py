@@ -37,7 +37,7 @@ from instructions import Counts, counted, run_jobs  # noqa: E402
 
 LIBRARIES = ("trainwright", "transformers")
 LIMITS = {"import_time": 1.08, "import_memory": 1.03}
-LIMIT_OF_INSTRUCTIONS = 7.0  # of the first step, beside the loop by hand; held by tests/contract/test_instructions.py
+LIMIT_OF_INSTRUCTIONS = 8.7  # of the first step, beside the loop by hand; held by tests/contract/test_instructions.py
 LOOK = """
 import json, time
 start = time.perf_counter(), time.process_time()

@@ -7,6 +7,7 @@ capability is one folder and one row here; deleting both removes it. `capability
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -125,7 +126,8 @@ def load_service(name: str) -> Any:  # a module outside of the core
 def load(place: str) -> Any:
     """Imports and returns what `place` names, as `module:object`."""
     module, _, name = place.partition(":")
-    return getattr(importlib.import_module(module), name)
+    # A run asks a hundred times; `import_module` takes the lock of the module each time.
+    return getattr(sys.modules.get(module) or importlib.import_module(module), name)
 
 
 def find_row(name: str) -> CapabilityRow:
