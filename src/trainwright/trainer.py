@@ -32,7 +32,6 @@ from trainwright._types import TRAINER_STATE_NAME, Batch, TailBatch, has_length,
 from trainwright.capability_table import find_method, load_service
 from trainwright.checkpoint import training_state
 from trainwright.checkpoint.checkpoint import Checkpoint
-from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.config import resolve
 from trainwright.config.behaviour import get_behaviour
@@ -1987,6 +1986,7 @@ class Trainer:
         checks.warn_long_socket_paths(dataloader)
         start_time = time.time()
         args = self.args
+        run = self._trainwright.run
         engine = self._trainwright.services.engine
         behaviour = get_behaviour(args)
         dtype = None
@@ -1995,8 +1995,8 @@ class Trainer:
         elif not self.is_in_train and args.bf16_full_eval:
             dtype = DTYPES["bf16"]
         with (
-            engine.together(self._trainwright.run.progress.interrupts),
-            unchanged_random_states() if behaviour.evaluation_restores_random_states else NO_CONTEXT,
+            engine.together(run.progress.interrupts),
+            run.unchanged_random_states() if behaviour.evaluation_restores_random_states else NO_CONTEXT,
             eval_precision(self.model, dtype, restores=behaviour.evaluation_restores_precision),
         ):
             loop = self.prediction_loop if get_value(args, "use_legacy_prediction_loop") else self.evaluation_loop

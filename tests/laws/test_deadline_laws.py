@@ -102,8 +102,6 @@ EXCEPTIONS = {
     "capabilities.mirror.store_process.StoreCalls.send_file.pace: get": "it waits for its run, and is ended with it",
     "command_line.answers_alone": NO_WAIT + "a context variable",
     "command_line.print_text": NO_WAIT + "a context variable",
-    "checkpoint.rng.capture_of_training: get": NO_WAIT + "a context variable",
-    "checkpoint.rng.unchanged_random_states: get": NO_WAIT + "a context variable",
     "cli.ask._next_line": "standard input, which the user writes to; Ctrl-D ends it",
     "cli.mcp_server._end: wait": "within `asyncio.wait_for`",
     "cli.mcp_server.run_command: wait": "within `asyncio.timeout`",

@@ -16,7 +16,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -97,25 +96,14 @@ def _is_same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-# States that are restored after the outermost `unchanged_random_states` under way; None outside.
-_unchanged: ContextVar[States | None] = ContextVar("unchanged", default=None)
-
-
 @contextmanager
 def unchanged_random_states() -> Iterator[None]:
     """Restores the random states afterwards, so that evaluating never changes training."""
     states = capture()
-    token = _unchanged.set(_unchanged.get() or states)
     try:
         yield
     finally:
-        _unchanged.reset(token)
         restore(states)
-
-
-def capture_of_training() -> States:
-    """Returns the states with which training continues: during an evaluation, those from before it."""
-    return _unchanged.get() or capture()
 
 
 def file_name(rank: int, num_processes: int, name: str = RNG_STATE_NAME) -> str:

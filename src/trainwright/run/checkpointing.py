@@ -324,7 +324,7 @@ class Checkpointer:
         Processes that work on the same batches draw the same numbers, so they share one file.
         """
         of_loader, position = run.loader_states()
-        every = self.engine.gather_replica_objects((rng.capture_of_training() | of_loader, position))
+        every = self.engine.gather_replica_objects((rng.capture() | of_loader, position))
 
         def write(nothing: Any) -> None:
             for rank, (states, where) in enumerate(every):

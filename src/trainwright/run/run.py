@@ -134,6 +134,8 @@ class Run:
         self.trial = trial
         self.is_dry = is_dry
         self.run_id = resume.new_run_id()
+        # random states that are restored after the evaluation under way; empty outside of evaluations
+        self._states_of_training: rng.States = {}
         self.is_training = False
         self.has_begun = False
         self.is_evaluating = False
@@ -353,6 +355,18 @@ class Run:
             self._late_parameters = late_parameters.LateParameters(model, reaches_new=engine.averages_new_parameters)
         if self.setup.smaller_batches is not None:
             parts["events"].makes_room = partial(self.setup.smaller_batches.makes_room, self.progress)
+
+    @contextmanager
+    def unchanged_random_states(self) -> Iterator[None]:
+        """Restores the random states after an evaluation; a checkpoint that is saved meanwhile has them too."""
+        before = self._states_of_training
+        states = rng.capture()
+        self._states_of_training = before or states
+        try:
+            yield
+        finally:
+            self._states_of_training = before
+            rng.restore(states)
 
     def restore_random_states(self, hooks: TrainHooks) -> None:
         """Restores the random states of the checkpoint from which the run continues, if there is one."""
@@ -644,11 +658,15 @@ class Run:
         return {**cursor.to_dict(), **size, **parts, "shift": plan.shift, "left_out": plan.num_left_out}
 
     def loader_states(self) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """Random states of the loader, stored with the states of the process, and its data position."""
+        """Random states of the loader, stored with the states of the process, and its data position.
+
+        During an evaluation also the states of the process from before it, with which training continues.
+        """
         if self.loader is None:
             return {}, None
         state = self.loader.state()
-        states = {name: getattr(state, field) for field, name in rng.LOADER_STATES.items()}
+        states = dict(self._states_of_training)
+        states |= {name: getattr(state, field) for field, name in rng.LOADER_STATES.items()}
         if state.before_given is None:
             del states[rng.LOADER_STATES["before_given"]]
         return states, state.position
