@@ -126,7 +126,7 @@ def load_service(name: str) -> Any:  # a module outside of the core
 def load(place: str) -> Any:
     """Imports and returns what `place` names, as `module:object`."""
     module, _, name = place.partition(":")
-    # A run asks a hundred times; `import_module` takes the lock of the module each time.
+    # Asked many times by each run, and `import_module` takes the lock of the module each time.
     return getattr(sys.modules.get(module) or importlib.import_module(module), name)
 
 

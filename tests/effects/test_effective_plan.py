@@ -71,6 +71,12 @@ class MakesRmsprop(Trainer):
         return self.optimizer
 
 
+class MakesBoth(Trainer):
+    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
+        self.optimizer = torch.optim.RMSprop(self.model.parameters(), lr=0.2)
+        self.lr_scheduler = constant(self.optimizer)
+
+
 class MakesSchedule(Trainer):
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         self.lr_scheduler = constant(self.optimizer)
@@ -81,6 +87,7 @@ class MakesSchedule(Trainer):
     ("parts", "expected"),
     [
         ({"cls": MakesRmsprop}, "RMSprop, learning rate 0.2, linear after 0 warm-up steps"),
+        ({"cls": MakesBoth}, "RMSprop, learning rate 0.2, ConstantLR"),
         ({"cls": MakesSchedule}, "adamw_torch_fused, learning rate 0.1, ConstantLR"),
         (
             {"optimizer_cls_and_kwargs": (torch.optim.NAdam, {"lr": 0.3})},

@@ -97,11 +97,11 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 @contextmanager
-def unchanged_random_states() -> Iterator[None]:
-    """Restores the random states afterwards, so that evaluating never changes training."""
+def unchanged_random_states() -> Iterator[States]:
+    """Restores the random states afterwards, so that evaluating never changes training; yields them."""
     states = capture()
     try:
-        yield
+        yield states
     finally:
         restore(states)
 

@@ -129,7 +129,7 @@ class Behaviour:
     resume_is_no_start_to_evaluate: bool = _corrects(
         BehaviourDifference(
             original="with `eval_on_start`, each resume evaluates once more, which counts for early stopping",
-            ours="only a run that begins evaluates at its start",
+            ours="only a new run evaluates at its start",
         )
     )
     resume_continues_at_data_position: bool = _corrects(_DRAWS_OF_A_RESUME, _PASSES_OF_A_RESUME)

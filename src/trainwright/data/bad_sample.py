@@ -86,9 +86,9 @@ class LoaderWorkers:
     def look_at(self, error: BaseException) -> None:
         """Describes workers that were killed by a signal, or the worker that timed out, with its stack."""
         if isinstance(error, (OSError, EOFError)):  # from the pipe to a worker that is about to be found dead
-            ended_pipes = wait([worker.sentinel for worker in self._processes], timeout=STACK_S)
+            ready = wait([worker.sentinel for worker in self._processes], timeout=STACK_S)
             for worker in self._processes:
-                if worker.sentinel in ended_pipes:
+                if worker.sentinel in ready:
                     worker.join(timeout=STACK_S)  # the pipe closes a moment before there is an exit code
         codes = [(number, worker.exitcode) for number, worker in enumerate(self._processes)]
         ended = [

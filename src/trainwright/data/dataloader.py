@@ -107,9 +107,9 @@ def _stream_dataloader(
 
 
 def _indexed_dataloader(dataset: DatasetLike, plan: LoaderPlan, sampler: Any, collate: Collate) -> PreparedDataLoader:
-    # Other workers of an evaluation are started anew, with a seed drawn for it.
-    outlive_it = plan.is_training or plan.persistent_workers
-    seeds_workers = plan.workers > 0 and outlive_it and plan.behaviour.sends_seed_and_epoch_to_workers
+    # Workers of an evaluation that do not persist are started anew, with a seed drawn for it.
+    is_seeded = plan.is_training or plan.persistent_workers
+    seeds_workers = plan.workers > 0 and is_seeded and plan.behaviour.sends_seed_and_epoch_to_workers
     share = _share(plan)
     drop_last = plan.drop_last
     rows = dataset

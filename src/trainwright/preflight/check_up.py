@@ -209,7 +209,7 @@ def known_facts(
         device=engine.device,
         processing_class=trainer.processing_class,
         optimizer=optimizer if is_comparable else None,
-        has_own_schedule=trainer.lr_scheduler is not None and not trainer._created_lr_scheduler,
+        has_own_schedule=build.has_own_schedule(trainer),
         plan=plan,
         # An input that an evaluation returns among the labels has no classes to check.
         label_names=tuple(name for name in trainer.label_names or () if not name.startswith("input_")),

@@ -128,6 +128,11 @@ def step_plan(args: Any, values: tuple[Any, ...]) -> StepPlan:
     return StepPlan.from_values(values, micro_batches=resolve.micro_batches(args), max_grad_norm=args.max_grad_norm)
 
 
+def has_own_schedule(parts: Any) -> bool:
+    """Returns whether a trainer's schedule is one of the user's, not the one that its arguments name."""
+    return parts.lr_scheduler is not None and not parts._created_lr_scheduler
+
+
 def rule_facts(plan: StepPlan, parts: Any, device: torch.device) -> RunFacts:
     """Returns the facts about a run for the rules that check it; `parts` has the user's objects as attributes."""
     eval_dataset = parts.eval_dataset
@@ -137,7 +142,7 @@ def rule_facts(plan: StepPlan, parts: Any, device: torch.device) -> RunFacts:
         max_steps=None if plan.has_open_end else plan.max_steps,
         num_epochs=None if parts.args.max_steps > 0 else parts.args.num_train_epochs,
         has_open_end=plan.has_open_end,
-        has_own_schedule=parts.lr_scheduler is not None and not parts._created_lr_scheduler,
+        has_own_schedule=has_own_schedule(parts),
         is_stream=not has_length(parts.train_dataset),
         has_eval_dataset=eval_dataset is not None,
         eval_names=tuple(eval_dataset) if isinstance(eval_dataset, dict) else (),

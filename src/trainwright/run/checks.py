@@ -48,7 +48,6 @@ HOOKS_WITHOUT_EFFECT = {
 }
 
 
-# Packages whose models, trainers and callbacks unfreeze nothing.
 # The path of a socket has 108 bytes on Linux and 104 elsewhere, with the zero at its end.
 LONGEST_SOCKET_PATH = 107 if sys.platform == "linux" else 103
 # What multiprocessing and torch put behind the temporary directory, by the way in which workers share tensors.
@@ -56,6 +55,7 @@ SOCKET_NAMES = {
     "file_descriptor": "/pymp-12345678/listener-12345678",
     "file_system": "/torch-shm-dir-123456/manager.sock",
 }
+# Packages whose models, trainers and callbacks unfreeze nothing.
 OF_LIBRARIES = {"peft", "transformers", "trainwright", "trl"}
 MAY_UNFREEZE = ("training_step", "compute_loss", "create_optimizer", "create_optimizer_and_scheduler")
 

@@ -360,13 +360,12 @@ class Run:
     def unchanged_random_states(self) -> Iterator[None]:
         """Restores the random states after an evaluation; a checkpoint that is saved meanwhile has them too."""
         before = self._states_of_training
-        states = rng.capture()
-        self._states_of_training = before or states
-        try:
-            yield
-        finally:
-            self._states_of_training = before
-            rng.restore(states)
+        with rng.unchanged_random_states() as states:
+            self._states_of_training = before or states
+            try:
+                yield
+            finally:
+                self._states_of_training = before
 
     def restore_random_states(self, hooks: TrainHooks) -> None:
         """Restores the random states of the checkpoint from which the run continues, if there is one."""

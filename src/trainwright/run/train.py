@@ -254,7 +254,7 @@ def begin_training(
         changed_args=run.resumed.changes,
         begins_branch=run.resumed.begins_branch,
         has_own_optimizer=has_own_optimizer(trainer),
-        has_own_schedule=trainer.lr_scheduler is not None and not trainer._created_lr_scheduler,
+        has_own_schedule=build.has_own_schedule(trainer),
     )
     if check_evaluation(trainer, ignore_keys):
         console.show_lines(args, [CHECKED_METRICS])
@@ -276,7 +276,8 @@ def begin_training(
 
 def has_own_optimizer(trainer: AnyTrainer) -> bool:
     """Returns whether a trainer's optimizer need not be the one that its arguments name."""
-    makes_another = is_overridden(trainer, "create_optimizer", "get_optimizer_cls_and_kwargs")
+    hooks = ("create_optimizer", "create_optimizer_and_scheduler", "get_optimizer_cls_and_kwargs")
+    makes_another = is_overridden(trainer, *hooks)
     is_made = Internals(trainer).services.adoption.has_made(trainer.optimizer)
     return makes_another or not is_made or trainer.optimizer_cls_and_kwargs is not None
 

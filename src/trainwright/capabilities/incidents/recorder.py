@@ -282,10 +282,11 @@ class IncidentRecorder(Extension):
             is_same = [bundle.bits(one) for one in found.losses] == [bundle.bits(one) for one in trained]
             seen.found = found
             seen.is_exact = is_known and (found.error == error if error else is_same)
-            if not found.is_finite and found.error == error and not engine.holds_parts:
+            is_repeated = not found.is_finite and found.error == error and not engine.holds_parts
+            if is_repeated and not error.startswith(NO_ROWS_FAULT):
                 seen.rows = contents.bad_rows(self._hooks, self._run, self._model, window, error=found.error) or []
                 num_rows = sum(find_batch_size(batch) or 0 for batch in window.batches)
-                if len(seen.rows) == num_rows > 1 or error.startswith(NO_ROWS_FAULT):
+                if len(seen.rows) == num_rows > 1:
                     seen.rows = []  # what each sample does is not due to one of them
         finally:
             rng.restore(after)
